@@ -1,0 +1,42 @@
+# Every target makes what it needs; `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check bench workloads clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+install: $(STAMP) ## make .venv and install phasesplit into it
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "phasesplit needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 2; }
+	@echo "Installing into $(VENV) (about a minute) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## simulate the paper's conversation cluster, or your own trace: make demo TRACE=file
+	@mkdir -p out
+	@phasesplit simulate --model bloom-176b --pool prompt:25:dgx-h100 --pool token:15:dgx-h100 \
+		--workload $(or $(TRACE),azure-conversation) $(if $(TRACE),,--rate 70 --duration 600 --seed 1) --html out/demo.html
+
+test: $(STAMP) ## run the tests
+	@pytest
+
+check: $(STAMP) ## format, lint, types, import contracts
+	@ruff format --check --quiet . && ruff check --quiet . && mypy && lint-imports --no-logo
+
+bench: $(STAMP) ## speed and scaling, with the machine and the commit printed
+	@python bench/speed.py
+
+workloads: $(STAMP) ## rebuild the shipped workloads from the published traces in ../shared/data
+	@python scripts/build_workloads.py
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,56 @@
+"""Every error that phasesplit raises on purpose.
+
+```
+PhasesplitError
+  SpecError            the input is wrong: names file, line or field, the value, what is allowed
+  InfeasibleError      no design meets the SLO: carries the nearest miss and the binding limit
+  SimulationError      an invariant broke in the kernel: always our bug
+```
+
+The command line prints the message as one line and exits with 2 for a `SpecError`, 1 for an `InfeasibleError`.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PhasesplitError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class SpecError(PhasesplitError):
+    """The input is wrong; the message names where, the value, and what is allowed."""
+
+    @classmethod
+    def bad(cls, where: str, value: object, allowed: str) -> "SpecError":
+        """Return the error for a value that is not allowed.
+
+        Args:
+            where: File, line, field or flag, as the person who wrote it knows it.
+            value: The value found there.
+            allowed: What would have been accepted, as a phrase ("a positive number").
+        """
+        return cls(f"{where}: got {value!r}, allowed is {allowed}")
+
+    @classmethod
+    def unknown(cls, where: str, name: str, known: Iterable[str]) -> "SpecError":
+        """Return the error for a name that is not known, with the nearest known names first.
+
+        Args:
+            where: File, line, field or flag, as the person who wrote it knows it.
+            name: The name found there.
+            known: All names that would have been accepted.
+        """
+        names = sorted(known)
+        near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        if near:
+            return cls(f"{where}: unknown name {name!r}, did you mean {' or '.join(near)}?")
+        return cls(f"{where}: unknown name {name!r}, known are {', '.join(names)}")
+
+
+class InfeasibleError(PhasesplitError):
+    """No design meets the SLO; the message carries the nearest miss and the binding limit."""
+
+
+class SimulationError(PhasesplitError):
+    """An invariant broke inside the kernel: always a bug of phasesplit, never of its input."""
