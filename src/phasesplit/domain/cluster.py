@@ -1,0 +1,93 @@
+"""A cluster: pools of machines that serve one model."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from phasesplit.domain.machine import Machine
+from phasesplit.domain.model import Model
+from phasesplit.domain.profile import PhaseTimes
+from phasesplit.errors import SpecError
+
+
+class Role(StrEnum):
+    """What the machines of a pool are for."""
+
+    PROMPT = "prompt"
+    TOKEN = "token"
+    MIXED = "mixed"
+    UNSPLIT = "unsplit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Machines of one type with one role.
+
+    Attributes:
+        role: What they are for.
+        count: How many, >= 1.
+        machine: Their type.
+        times: Phase times of the cluster's model on that type.
+    """
+
+    role: Role
+    count: int
+    machine: Machine
+    times: PhaseTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Pools that serve one model; instances are numbered through the pools in order, one per machine.
+
+    Attributes:
+        name: As in reports.
+        model: The model that every instance holds.
+        pools: At least one; either all unsplit, or a way for both phases (prompt and token machines, or mixed ones).
+        reference: Phase times of the model on the machine that slowdowns compare with; None: no slowdowns.
+
+    Raises:
+        SpecError: The pools cannot serve both phases, or mix unsplit with split machines, or one is empty.
+    """
+
+    name: str
+    model: Model
+    pools: tuple[Pool, ...]
+    reference: PhaseTimes | None = None
+
+    def __post_init__(self) -> None:
+        for pool in self.pools:
+            if pool.count < 1:
+                raise SpecError.bad(
+                    f"pool {pool.role}:{pool.count}:{pool.machine.name}, count",
+                    pool.count,
+                    "a whole number of at least 1",
+                )
+        roles = {pool.role for pool in self.pools}
+        if Role.UNSPLIT in roles and len(roles) > 1:
+            raise SpecError.bad(
+                "pools",
+                [str(role) for role in sorted(roles)],
+                "either only unsplit pools, or prompt, token and mixed ones",
+            )
+        if not (roles & {Role.PROMPT, Role.MIXED, Role.UNSPLIT}):
+            raise SpecError.bad(
+                "pools",
+                [str(role) for role in sorted(roles)],
+                "at least one prompt, mixed or unsplit pool for the prompt phase",
+            )
+        if not (roles & {Role.TOKEN, Role.MIXED, Role.UNSPLIT}):
+            raise SpecError.bad(
+                "pools",
+                [str(role) for role in sorted(roles)],
+                "at least one token, mixed or unsplit pool for the token phase",
+            )
+
+    @property
+    def machines(self) -> int:
+        """Number of machines over all pools."""
+        return sum(pool.count for pool in self.pools)
+
+    @property
+    def split(self) -> bool:
+        """Whether prompt and token phase may run on different machines."""
+        return all(pool.role != Role.UNSPLIT for pool in self.pools)

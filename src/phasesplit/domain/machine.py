@@ -1,0 +1,54 @@
+"""A machine type: one server and what it offers, draws and costs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One server that holds one instance (replica) of the model, its accelerators used as one by tensor parallelism.
+
+    All figures are totals over the server, not per accelerator.
+
+    Attributes:
+        name: As in the command line (`dgx-h100`).
+        accelerators: Number of accelerators.
+        hbm_bytes: Accelerator memory.
+        hbm_bytes_per_s: Accelerator memory bandwidth.
+        flops_per_s: Dense 16-bit tensor operations per second.
+        nic_bytes_per_s: Network bandwidth in each direction, all network cards together.
+        provisioned_w: Power that must be provisioned for the server (nameplate, or less under a power cap).
+        idle_w: Power drawn while no iteration runs.
+        prompt_w: Power drawn during prompt and mixed iterations.
+        token_w: Power drawn during token iterations.
+        price_usd_per_hour: Rental price.
+        embodied_kg_co2e: Greenhouse gases of making the server, kg CO2 equivalent.
+        lifetime_s: Service life over which the embodied part is spread.
+        profile: Name of the machine whose measured profile this one uses (itself, unless power-capped).
+        prompt_time_factor: Factor on prompt times against that profile (a power cap or a lower clock makes it > 1).
+        token_time_factor: Factor on token times against that profile.
+        sources: Field name to where its figure comes from.
+    """
+
+    name: str
+    accelerators: int
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    flops_per_s: float
+    nic_bytes_per_s: float
+    provisioned_w: float
+    idle_w: float
+    prompt_w: float
+    token_w: float
+    price_usd_per_hour: float
+    embodied_kg_co2e: float
+    lifetime_s: float = 4 * 365 * 86_400.0
+    profile: str = ""
+    prompt_time_factor: float = 1.0
+    token_time_factor: float = 1.0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def profile_name(self) -> str:
+        """Name of the machine whose measured profile applies."""
+        return self.profile or self.name

@@ -1,0 +1,120 @@
+"""Service-level objectives: limits on percentiles, and whether a run kept them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit.domain.latency import Distribution
+from phasesplit.domain.profile import PhaseTimes
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """An upper limit on a percentile of a metric.
+
+    Attributes:
+        metric: Name of the metric in a result (`ttft_slowdown`, `e2e_s`).
+        percentile: Of the requests, 0 to 100.
+        below: The percentile's value must be below this.
+    """
+
+    metric: str
+    percentile: float
+    below: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits that must all hold.
+
+    Attributes:
+        name: As in reports.
+        limits: The limits.
+    """
+
+    name: str
+    limits: tuple[Limit, ...]
+
+
+SPLITWISE = Slo(
+    "splitwise",
+    tuple(
+        Limit(f"{metric}_slowdown", percentile, below)
+        for metric, bounds in {"ttft": (2.0, 3.0, 6.0), "tbt": (1.25, 1.5, 5.0), "e2e": (1.25, 1.5, 5.0)}.items()
+        for percentile, below in zip((50.0, 90.0, 99.0), bounds, strict=True)
+    ),
+)
+"""The paper's nine limits on slowdowns over an idle DGX-A100. Source: Splitwise, section V, table VI."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One limit and what a run measured.
+
+    Attributes:
+        limit: The limit.
+        value: The percentile's value.
+        holds: Whether it is below the limit.
+    """
+
+    limit: Limit
+    value: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SloVerdict:
+    """Whether a run kept an SLO.
+
+    Attributes:
+        slo: The SLO.
+        findings: One for each of its limits, in order.
+        complete: Whether every request was served; one that was refused or left unfinished breaks any SLO.
+    """
+
+    slo: Slo
+    findings: tuple[Finding, ...]
+    complete: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether all limits hold and every request was served."""
+        return self.complete and all(finding.holds for finding in self.findings)
+
+
+def judge(slo: Slo, metrics: Mapping[str, Distribution], *, complete: bool) -> SloVerdict:
+    """Return how a run's metrics compare with an SLO; a metric without values breaks its limits."""
+    findings = []
+    for limit in slo.limits:
+        value = metrics[limit.metric].quantile(limit.percentile / 100)
+        findings.append(Finding(limit, value, value < limit.below))
+    return SloVerdict(slo, tuple(findings), complete)
+
+
+def alone_s(
+    reference: PhaseTimes, prompt_tokens: NDArray[np.int32], output_tokens: NDArray[np.int32], *, published: bool
+) -> tuple[Floats, Floats, Floats]:
+    """Return TTFT, mean TBT and E2E of requests that have a reference machine to themselves, in seconds, (n,) each.
+
+    The token phase of a lone request is token_time(1, context) summed over its growing context. The published simulator
+    takes one token time for all of it, looked up at the prompt's size. The mean TBT is NaN at one output token.
+
+    Args:
+        reference: Phase times of the model on the reference machine.
+        prompt_tokens: (n,).
+        output_tokens: (n,).
+        published: Use the published look-up.
+
+    Source: the slowdowns of Splitwise, section V; the sum over the growing context: ours.
+    """
+    prompt = prompt_tokens.astype(np.float64)
+    gaps = output_tokens.astype(np.float64) - 1
+    ttft_s = reference.prompt_time_s(prompt)
+    # The i-th further token reads prompt + i tokens of context, i = 1 .. gaps: on the mean, prompt + (gaps + 1) / 2.
+    tbt_s = reference.token_time_s(prompt, 0) if published else reference.token_time_s(1, prompt + (gaps + 1) / 2)
+    e2e_s = ttft_s + tbt_s * gaps
+    return ttft_s, np.where(gaps > 0, tbt_s, np.nan), e2e_s

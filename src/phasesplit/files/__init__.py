@@ -1,0 +1,1 @@
+"""The only file formats: traces, machine, model and cluster specs, results."""

@@ -1,0 +1,245 @@
+"""Phase times by name: from the shipped measurements, from a measured profile of one's own, or from the roofline."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit.domain.cluster import Cluster, Pool, Role
+from phasesplit.domain.machine import Machine
+from phasesplit.domain.measured import Measurements, profile_times, published_times
+from phasesplit.domain.model import Model
+from phasesplit.domain.profile import PhaseTimes
+from phasesplit.domain.roofline import (
+    ENGINE_2023_OVERHEAD_PER_LAYER_S,
+    MODERN_OVERHEAD_PER_LAYER_S,
+    PairError,
+    calibration_error,
+    roofline_times,
+)
+from phasesplit.errors import SpecError
+from phasesplit.files.specs import known_machines, load_machine, load_model
+
+PUBLISHED_HARDWARE = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}
+"""What perf_model.csv calls the machines of this catalog."""
+
+_SHIPPED = "Splitwise, ISCA 2024, tensor parallelism over 8 GPUs, medians of 5 runs"
+_OWN_COLUMNS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
+_LARGEST = 1e9
+
+
+def phase_times(
+    model: Model,
+    machine: Machine,
+    *,
+    published: bool = False,
+    profile: str | Path | None = None,
+    overhead_per_layer_s: float | None = None,
+) -> PhaseTimes:
+    """Return how long the iterations of a model take on a machine, its time factors applied.
+
+    Measured times where the model was measured on the machine, otherwise the roofline. A model that was measured on
+    some machine keeps the overhead of that (2023) engine on the others, so that machines compare like with like; all
+    other models get the overhead of a modern engine.
+
+    Args:
+        model: The model.
+        machine: The machine; `machine.profile_name` says whose measurements apply.
+        published: Look times up as the published simulator does.
+        profile: A CSV file with measurements of one's own in the layout of perf_model.csv (columns model, hardware,
+            prompt_size, batch_size, token_size, prompt_time and token_time in ms, tensor_parallel; others are ignored).
+        overhead_per_layer_s: Use the roofline, measured or not, with this overhead (see `roofline_times`).
+
+    Raises:
+        SpecError: The model does not fit into the machine's memory; the machine names a profile that is not known;
+            `published` for a pair that was not measured; the profile file has a value that is not allowed, or nothing
+            for this pair.
+    """
+    if model.weights_bytes >= machine.hbm_bytes:
+        raise SpecError.bad(
+            f"model {model.name} on machine {machine.name}, weights",
+            f"{model.weights_bytes / 1e9:,.1f} GB",
+            f"less than the machine's memory of {machine.hbm_bytes / 1e9:,.1f} GB",
+        )
+    if profile is None and machine.profile and machine.profile not in known_machines():
+        raise SpecError.unknown(f"machine {machine.name}, profile", machine.profile, known_machines())
+    if profile is not None:
+        times = profile_times(read_profile(profile, model, machine))
+    elif published:
+        times = _published(model, machine)
+    else:
+        shipped = measurements(model.name, machine.profile_name) if overhead_per_layer_s is None else None
+        if shipped is not None:
+            times = profile_times(shipped)
+        else:
+            overhead_s = _overhead_s(model) if overhead_per_layer_s is None else overhead_per_layer_s
+            times = roofline_times(model, machine, overhead_per_layer_s=overhead_s)
+    return times.scaled(machine.prompt_time_factor, machine.token_time_factor)
+
+
+def build_cluster(
+    model: Model | str | Path,
+    pools: Sequence[tuple[Role | str, int, Machine | str | Path]],
+    *,
+    published: bool = False,
+    profile: str | Path | None = None,
+    overhead_per_layer_s: float | None = None,
+    name: str | None = None,
+    reference: Machine | str | Path = "dgx-a100",
+) -> Cluster:
+    """Return a cluster, with the phase times of its model on each of its machines.
+
+    Args:
+        model: The model, its name, or the path of its file.
+        pools: Role, number of machines (>= 1) and machine (or its name or path) of each pool.
+        published: Look times up as the published simulator does.
+        profile: Measurements of one's own, as for `phase_times`, with rows for every machine.
+        overhead_per_layer_s: Use the roofline with this overhead, as for `phase_times`.
+        name: As in reports; by default what the pools are.
+        reference: The machine that slowdowns compare with; the paper's is a DGX-A100.
+
+    Raises:
+        SpecError: A name is not known, a file or a figure is not allowed, or the pools cannot serve both phases.
+    """
+    served = model if isinstance(model, Model) else load_model(model)
+    built: list[Pool] = []
+    for role, count, which in pools:
+        machine = which if isinstance(which, Machine) else load_machine(which)
+        if role not in list(Role):
+            raise SpecError.unknown("pool, role", str(role), Role)
+        times = phase_times(
+            served, machine, published=published, profile=profile, overhead_per_layer_s=overhead_per_layer_s
+        )
+        built.append(Pool(role=Role(role), count=count, machine=machine, times=times))
+    described = " + ".join(f"{pool.count} {pool.role} {pool.machine.name}" for pool in built)
+    compared_with = reference if isinstance(reference, Machine) else load_machine(reference)
+    return Cluster(
+        name=name or described,
+        model=served,
+        pools=tuple(built),
+        reference=_reference_times(served, compared_with, published=published),
+    )
+
+
+def _reference_times(model: Model, machine: Machine, *, published: bool) -> PhaseTimes | None:
+    """Return the reference's phase times, None where the model does not fit on it: slowdowns are then undefined."""
+    if model.weights_bytes >= machine.hbm_bytes:
+        return None
+    return phase_times(model, machine, published=published)
+
+
+def measurements(model_name: str, machine_name: str) -> Measurements | None:
+    """Return the shipped measurements of a model on a machine, or None where there are none."""
+    rows = [row for row in _shipped("measured.csv") if (row["model"], row["machine"]) == (model_name, machine_name)]
+    if not rows:
+        return None
+    return Measurements(
+        source=f"{model_name} on {machine_name} ({_SHIPPED})",
+        prompt_tokens=_column(rows, "prompt_tokens"),
+        batch_requests=_column(rows, "batch_requests"),
+        output_tokens=_column(rows, "output_tokens"),
+        prompt_s=_column(rows, "prompt_s"),
+        token_s=_column(rows, "token_s"),
+        runs=_column(rows, "runs"),
+    )
+
+
+def measured_pairs() -> list[tuple[str, str]]:
+    """Return the (model, machine) names with shipped measurements."""
+    return sorted({(row["model"], row["machine"]) for row in _shipped("measured.csv")})
+
+
+def calibration_errors() -> dict[tuple[str, str], PairError]:
+    """Return the error of the roofline on each measured pair of model and machine."""
+    return {
+        (model, machine): calibration_error(load_model(model), load_machine(machine), shipped)
+        for model, machine in measured_pairs()
+        if (shipped := measurements(model, machine)) is not None
+    }
+
+
+def read_profile(path: str | Path, model: Model, machine: Machine) -> Measurements:
+    """Return the measurements of a model on a machine from a CSV file in the layout of perf_model.csv.
+
+    A row counts when its model is the model's name, its hardware the machine's profile name (or what the published
+    file calls it) and its tensor_parallel, where there is such a column, the machine's number of accelerators.
+
+    Raises:
+        SpecError: The file cannot be read, lacks a column, has a value that is not allowed, or no row for the pair.
+    """
+    where = Path(path)
+    hardware = {machine.profile_name} | {
+        name for name, ours in PUBLISHED_HARDWARE.items() if ours == machine.profile_name
+    }
+    kept: list[dict[str, float]] = []
+    try:
+        with where.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(line for line in file if not line.startswith("#"))
+            for column in ("model", "hardware", *_OWN_COLUMNS):
+                if column not in (reader.fieldnames or ()):
+                    raise SpecError.bad(f"{where}, header", list(reader.fieldnames or ()), f"a column {column}")
+            for number, row in enumerate(reader, start=1):
+                if row["model"] != model.name or row["hardware"] not in hardware:
+                    continue
+                if str(row.get("tensor_parallel") or machine.accelerators) != str(machine.accelerators):
+                    continue
+                kept.append({column: _positive(where, number, column, row[column]) for column in _OWN_COLUMNS})
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise SpecError(f"{where}: cannot be read as CSV text ({problem})") from problem
+    if not kept:
+        raise SpecError(
+            f"{where}: no row for model {model.name}, hardware {' or '.join(sorted(hardware))}"
+            f" and tensor_parallel {machine.accelerators}"
+        )
+    return Measurements(
+        source=f"{model.name} on {machine.profile_name} ({where.name})",
+        prompt_tokens=_column(kept, "prompt_size"),
+        batch_requests=_column(kept, "batch_size"),
+        output_tokens=_column(kept, "token_size"),
+        prompt_s=_column(kept, "prompt_time") / 1e3,
+        token_s=_column(kept, "token_time") / 1e3,
+        runs=np.ones(len(kept)),
+    )
+
+
+def _overhead_s(model: Model) -> float:
+    was_measured = any(model.name == name for name, _ in measured_pairs())
+    return ENGINE_2023_OVERHEAD_PER_LAYER_S if was_measured else MODERN_OVERHEAD_PER_LAYER_S
+
+
+def _published(model: Model, machine: Machine) -> PhaseTimes:
+    table = _shipped("published.csv")
+    rows = [row for row in table if (row["model"], row["machine"]) == (model.name, machine.profile_name)]
+    if not rows:
+        pairs = ", ".join(f"{name} on {on}" for name, on in sorted({(row["model"], row["machine"]) for row in table}))
+        raise SpecError(
+            f"published rules: {model.name} on {machine.name} was not measured by the paper; measured are {pairs}"
+        )
+    return published_times(
+        f"{model.name} on {machine.profile_name} ({_SHIPPED})",
+        _column(rows, "batch_tokens"),
+        _column(rows, "prompt_s"),
+        _column(rows, "token_s"),
+    )
+
+
+def _shipped(name: str) -> list[dict[str, str]]:
+    text = (files("phasesplit") / "profiles" / "phase_times" / name).read_text(encoding="utf-8")
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def _column(rows: Sequence[Mapping[str, str | float]], name: str) -> NDArray[np.float64]:
+    return np.array([float(row[name]) for row in rows], dtype=np.float64)
+
+
+def _positive(where: Path, number: int, column: str, text: str | None) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < _LARGEST:
+        raise SpecError.bad(f"{where}, row {number}, {column}", text, "a positive number below 1e9")
+    return value

@@ -1,0 +1,225 @@
+"""Results in files: a row for each request (CSV or Parquet), and a summary that JSON can hold."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit import __version__
+from phasesplit.domain.latency import Distribution
+from phasesplit.domain.money import Bill
+from phasesplit.errors import SpecError
+from phasesplit.files.rules import rules_settings
+from phasesplit.scheduling.pools import POOL_NAMES
+from phasesplit.simulation.result import Result
+
+REQUEST_ENDINGS = (".csv", ".csv.gz", ".parquet")
+"""Endings of files with a row for each request."""
+
+PERCENTILES = (50, 90, 95, 99)
+"""Of a metric, in a summary."""
+
+
+def check_output(path: str | Path, endings: Sequence[str], where: str) -> None:
+    """Raise unless a file can be written: called before the work whose outcome it is to hold.
+
+    Args:
+        path: The file.
+        endings: What its name may end in.
+        where: How the person knows the place the path came from, for the message.
+
+    Raises:
+        SpecError: The name ends in something else, its folder is missing or not writable, or it is not a plain file.
+    """
+    target = Path(path)
+    if not any(target.name.lower().endswith(ending) and len(target.name) > len(ending) for ending in endings):
+        raise SpecError.bad(where, str(path), f"a file name ending in {' or '.join(endings)}")
+    if target.exists() and not target.is_file():
+        raise SpecError.bad(where, str(path), "a file, and this is a folder" if target.is_dir() else "a plain file")
+    if not target.parent.is_dir():
+        raise SpecError.bad(where, str(path), f"a file in a folder that exists, and there is no {target.parent}")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise SpecError.bad(where, str(path), f"a file in a folder that can be written to, and {target.parent} cannot")
+
+
+@contextlib.contextmanager
+def written_whole(path: str | Path) -> Iterator[Path]:
+    """Give a temporary file beside `path` to write to; it takes the place of `path` unless the block fails.
+
+    Raises:
+        SpecError: The file cannot be written (the disk is full, say).
+    """
+    target = Path(path).resolve()
+    # The ending stays at the end, because writers tell the format from it.
+    part = target.with_name(f".{os.getpid()}.part.{target.name}")
+    try:
+        yield part
+        part.replace(target)
+    except OSError as problem:
+        raise SpecError(f"{path}: cannot be written ({problem.strerror or problem})") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def write_requests(result: Result, path: str | Path) -> None:
+    """Write a row for each request; undefined values are empty in CSV and null in Parquet.
+
+    Floats keep every bit. The same result gives the same bytes.
+
+    Args:
+        result: A result that kept its rows.
+        path: A file with one of REQUEST_ENDINGS.
+
+    Raises:
+        SpecError: Rows were not kept.
+    """
+    import pyarrow as pa
+
+    if result.columns is None:
+        raise SpecError(f"{path}: the simulation kept no rows, simulate with keep=True")
+    table = pa.table({name: _nullable(column) for name, column in result.columns.items()})
+    if str(path).lower().endswith(".parquet"):
+        from pyarrow import parquet
+
+        parquet.write_table(table, path, compression="zstd")
+        return
+    from pyarrow import csv
+
+    compression = "gzip" if str(path).lower().endswith(".gz") else None
+    with pa.output_stream(str(path), compression=compression) as sink:
+        sink.write(f"{','.join(table.column_names)}\n".encode())
+        csv.write_csv(table, sink, csv.WriteOptions(include_header=False, quoting_style="none"))
+
+
+def result_summary(result: Result) -> dict[str, Any]:
+    """Return what a result says apart from its rows and its timeline, in base units, as JSON can hold it.
+
+    Numbers that are not defined are NaN, which `orjson.dumps` writes as null.
+    """
+    pools = [
+        {"role": str(pool.role), "count": pool.count, "machine": pool.machine.name, "times_source": pool.times.source}
+        for pool in result.cluster.pools
+    ]
+    reference = result.cluster.reference
+    return {
+        "model": result.cluster.model.name,
+        "cluster": {
+            "name": result.cluster.name,
+            "pools": pools,
+            "reference_times_source": reference.source if reference is not None else None,
+        },
+        "rules": rules_settings(result.rules),
+        "trace": result.trace,
+        "oracle": result.oracle,
+        "requests": result.requests,
+        "statuses": result.statuses,
+        "prompt_tokens": result.prompt_tokens,
+        "output_tokens": result.output_tokens,
+        "rate_per_s": result.rate_per_s,
+        "throughput_per_s": result.throughput_per_s,
+        "output_tokens_per_s": output_tokens_per_s(result),
+        "duration_s": result.end_s - result.first_arrival_s,
+        "metrics": {name: _metric(values) for name, values in result.metrics.items()},
+        "slo": _slo(result),
+        "pools": [
+            {
+                "name": pool.name,
+                "busy_share": pool.busy_share,
+                "prompt_share": pool.prompt_share,
+                "token_share": pool.token_share,
+                "mixed_share": pool.mixed_share,
+                "kv_share": pool.kv_share,
+                "mean_batch": pool.mean_batch,
+            }
+            for pool in result.pools
+        ],
+        "batch_sizes": {
+            name: _batch_sizes(share)
+            for name, share in zip(POOL_NAMES, result.batch_share, strict=True)
+            if share[1:].any()
+        },
+        "counts": result.counts,
+        "overload": _overload(result),
+        "bill": _bill(result.bill),
+        "warnings": list(result.warnings),
+        "version": __version__,
+    }
+
+
+def output_tokens_per_s(result: Result) -> float:
+    """Return the output tokens of completed requests per second, from the first arrival to the end."""
+    return result.output_tokens / max(result.end_s - result.first_arrival_s, 1e-12)
+
+
+def _nullable(column: NDArray[Any]) -> Any:
+    """Return a column with null for what is undefined: NaN, or the number of a machine that a request never came to."""
+    import pyarrow as pa
+
+    if column.dtype.kind == "f":
+        return pa.array(column, mask=np.isnan(column))
+    if column.dtype.kind in "iu":
+        return pa.array(column, mask=column < 0)
+    return pa.array(column)
+
+
+def _metric(values: Distribution) -> dict[str, Any]:
+    return {
+        "count": values.count,
+        "mean": values.mean,
+        **{f"p{p}": values.quantile(p / 100) for p in PERCENTILES},
+        "max": values.largest,
+        "exact": values.exact,
+    }
+
+
+def _slo(result: Result) -> dict[str, Any] | None:
+    if result.slo is None or not result.slo.findings:
+        return None
+    return {
+        "name": result.slo.slo.name,
+        "holds": result.slo.holds,
+        "complete": result.slo.complete,
+        "findings": [
+            {
+                "metric": finding.limit.metric,
+                "percentile": finding.limit.percentile,
+                "below": finding.limit.below,
+                "value": finding.value,
+                "holds": bool(finding.holds),
+            }
+            for finding in result.slo.findings
+        ],
+    }
+
+
+def _batch_sizes(share: NDArray[np.float64]) -> dict[str, int]:
+    """Return percentiles and the largest of the batch sizes of one pool, weighted by time; (n + 1,) shares by size."""
+    cumulative = np.cumsum(share) / share.sum()
+    sizes = {f"p{p}": int(np.searchsorted(cumulative, p / 100)) for p in (50, 90)}
+    return {**sizes, "max": int(np.flatnonzero(share)[-1])}
+
+
+def _overload(result: Result) -> dict[str, Any] | None:
+    found = result.overload
+    if found is None:
+        return None
+    return {
+        "growth_per_s": found.growth_per_s,
+        "backlog": found.backlog,
+        "drain_s": found.drain_s,
+        "binding": found.binding,
+    }
+
+
+def _bill(bill: Bill) -> dict[str, float]:
+    names = (
+        "duration_s", "requests", "output_tokens", "usd_per_hour", "provisioned_w", "mean_w", "usd", "energy_j",
+        "operational_kg_co2e", "embodied_kg_co2e", "kg_co2e", "usd_per_request", "energy_j_per_request",
+        "kg_co2e_per_request", "usd_per_million_tokens", "energy_j_per_million_tokens", "kg_co2e_per_million_tokens",
+    )  # fmt: skip
+    return {name: getattr(bill, name) for name in names}

@@ -1,0 +1,137 @@
+"""What a machine, model or cluster file may hold, checked by pydantic. Imported only when a file is read."""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from phasesplit.domain.cluster import Role
+from phasesplit.files.units import quantity
+
+MOST_MACHINES = 1_000_000
+"""Largest pool that is believed."""
+
+
+def _quantity(kind: str, most: float) -> BeforeValidator:
+    def read(value: object) -> float:
+        return quantity(value, kind, most=most)
+
+    return BeforeValidator(read)
+
+
+def _whole(most: int) -> BeforeValidator:
+    def read(value: object) -> int:
+        allowed = f"a whole number from 1 to {most}"
+        try:
+            number = quantity(value, "count", most=most)
+        except ValueError as problem:
+            raise ValueError(allowed) from problem
+        if number != int(number):
+            raise ValueError(allowed)
+        return int(number)
+
+    return BeforeValidator(read)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > 200 or not value.isprintable():
+        raise ValueError("a name in plain text, in quotes where YAML would read a number")
+    return value.strip()
+
+
+def _role(value: object) -> Role:
+    if value not in list(Role):
+        raise ValueError(" or ".join(Role))
+    return Role(str(value))
+
+
+def _pools(value: object) -> object:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError("a list of pools, each with role, count and machine")
+    return value
+
+
+Name = Annotated[str, BeforeValidator(_name)]
+Bytes = Annotated[float, _quantity("bytes", 1e18)]
+BytesPerS = Annotated[float, _quantity("bytes_per_s", 1e18)]
+FlopsPerS = Annotated[float, _quantity("flops_per_s", 1e21)]
+Watts = Annotated[float, _quantity("w", 1e8)]
+Count = Annotated[float, _quantity("count", 1e16)]
+Ratio = Annotated[float, _quantity("ratio", 100.0)]
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MachineSpec(_Spec):
+    """A machine file: the fields of `Machine`."""
+
+    name: Name
+    accelerators: Annotated[int, _whole(4096)]
+    hbm_bytes: Bytes
+    hbm_bytes_per_s: BytesPerS
+    flops_per_s: FlopsPerS
+    nic_bytes_per_s: BytesPerS
+    provisioned_w: Watts
+    idle_w: Watts
+    prompt_w: Watts
+    token_w: Watts
+    price_usd_per_hour: Annotated[float, _quantity("usd_per_hour", 1e6)]
+    embodied_kg_co2e: Annotated[float, _quantity("kg_co2e", 1e8)]
+    lifetime_s: Annotated[float, _quantity("s", 1e10)] = 4 * 365 * 86_400.0
+    profile: Name | None = None
+    prompt_time_factor: Ratio = 1.0
+    token_time_factor: Ratio = 1.0
+    sources: dict[str, str] = Field(default_factory=dict)
+
+
+class ModelSpec(_Spec):
+    """A model file: the fields of `Model`."""
+
+    name: Name
+    layers: Annotated[int, _whole(10_000)]
+    hidden: Annotated[int, _whole(1_000_000)]
+    query_heads: Annotated[int, _whole(100_000)]
+    kv_heads: Annotated[int, _whole(100_000)]
+    head_dim: Annotated[int, _whole(100_000)]
+    parameters: Count
+    active_parameters: Count
+    weights_bytes: Bytes
+    value_bytes: Annotated[float, _quantity("bytes", 8.0)] = 2.0
+    experts: Annotated[int, _whole(100_000)] = 1
+    experts_per_token: Annotated[int, _whole(100_000)] = 1
+    max_context_tokens: Annotated[int, _whole(100_000_000)] = 131_072
+    sources: dict[str, str] = Field(default_factory=dict)
+
+
+class PoolSpec(_Spec):
+    """One pool of a cluster file.
+
+    Attributes:
+        role: What the machines are for.
+        count: How many.
+        machine: Name of a machine or path of its file.
+    """
+
+    role: Annotated[Role, BeforeValidator(_role)]
+    count: Annotated[int, _whole(MOST_MACHINES)]
+    machine: Name
+
+
+class ClusterSpec(_Spec):
+    """A cluster file.
+
+    Attributes:
+        name: As in reports.
+        model: Name of a model or path of its file.
+        pools: At least one.
+        rules: Settings of the scheduling rules, as they stand in the file; whoever builds the rules checks them.
+    """
+
+    name: Name = "cluster"
+    model: Name
+    pools: Annotated[tuple[PoolSpec, ...], BeforeValidator(_pools)]
+    rules: dict[str, Any] = Field(default_factory=dict)
+
+
+SpecType = TypeVar("SpecType", MachineSpec, ModelSpec, ClusterSpec)
