@@ -1,0 +1,282 @@
+"""The transitions of the ledger's accounts: who is here, what is reserved, what is committed.
+
+Two accounts are kept apart. *Used* blocks are physical: KV that is on the machine, or for which room is held.
+*Committed* blocks are the cluster-level scheduler's: what the requests assigned to the machine are expected to need.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit._jit import jit, jit_inline
+from phasesplit.scheduling.ledger import PROMPT, TOKEN, UNSPLIT, Ledger
+from phasesplit.scheduling.rules import Placement
+from phasesplit.scheduling.tournament import PROMPT_LOAD, RANK_BITS, TOKEN_LOAD, replay
+
+_JSQ_REQUESTS = int(Placement.JSQ_REQUESTS)
+_JSQ_TOKENS = int(Placement.JSQ_TOKENS)
+_JSQ_KV = int(Placement.JSQ_KV)
+
+
+@jit_inline
+def blocks_of(settings: NDArray[np.void], tokens: int) -> int:
+    """Return the KV blocks that hold so many tokens, rounded up."""
+    shift = settings[0]["block_shift"]
+    return int((tokens + (1 << shift) - 1) >> shift)
+
+
+@jit
+def draw(settings: NDArray[np.void], counters: NDArray[np.void]) -> int:
+    """Return the next pseudo-random number of the ledger's counter, 0 to 2^32 - 1.
+
+    Source: the two-round multiply-xorshift of C. Wellons, "Prospecting for hash functions" (constants 21f0aaad,
+    735a2d97), over seed and counter; both constants are below 2^31, so that 64-bit products cannot overflow.
+
+    Mutates: counters.
+    """
+    counters[0]["draws"] += 1
+    x = (counters[0]["draws"] + (settings[0]["seed"] & 0x7FFFFFFF) * 0x61C88647) & 0xFFFFFFFF
+    x ^= x >> 16
+    x = (x * 0x21F0AAAD) & 0xFFFFFFFF
+    x ^= x >> 15
+    x = (x * 0x735A2D97) & 0xFFFFFFFF
+    return int(x ^ (x >> 15))
+
+
+@jit
+def touch(
+    settings: NDArray[np.void],
+    machines: NDArray[np.void],
+    keys: NDArray[np.int64],
+    trees: NDArray[np.int64],
+    machine: int,
+) -> None:
+    """Bring a machine's keys up to date with its accounts and play its tournaments again, as far as they changed.
+
+    Mutates: keys, trees.
+    """
+    requests = machines[machine]["prompt_requests"] + machines[machine]["token_requests"]
+    rule = settings[0]["prompt_placement"]
+    load = machines[machine]["pending_tokens"]
+    if rule == _JSQ_REQUESTS:
+        load = requests
+    elif rule == _JSQ_KV:
+        load = machines[machine]["committed_blocks"]
+    prompt_key = (load << RANK_BITS) + machines[machine]["rank"]
+    rule = settings[0]["token_placement"]
+    load = machines[machine]["committed_blocks"]
+    if rule == _JSQ_REQUESTS:
+        load = requests
+    elif rule == _JSQ_TOKENS:
+        load = machines[machine]["pending_output_tokens"]
+    token_key = (load << RANK_BITS) + machines[machine]["rank"]
+    first = PROMPT_LOAD if keys[PROMPT_LOAD, machine] != prompt_key else TOKEN_LOAD
+    last = TOKEN_LOAD if keys[TOKEN_LOAD, machine] != token_key else PROMPT_LOAD
+    keys[PROMPT_LOAD, machine] = prompt_key
+    keys[TOKEN_LOAD, machine] = token_key
+    pool = machines[machine]["pool"]
+    if pool in (PROMPT, UNSPLIT):
+        last = PROMPT_LOAD
+    elif pool == TOKEN:
+        first = TOKEN_LOAD
+    if first <= last and trees.shape[2] > 0:
+        replay(trees, keys, pool, machine, first, last)
+
+
+@jit_inline
+def touched(ledger: Ledger, machine: int) -> None:
+    """Call `touch` with the ledger's columns.
+
+    Mutates: as `touch`.
+    """
+    touch(ledger.settings, ledger.machines, ledger.keys, ledger.trees, machine)
+
+
+@jit_inline
+def rank_last(ledger: Ledger, machine: int) -> None:
+    """Put a machine behind all others that have the same load, so that equal machines take turns.
+
+    Mutates: machines["rank"], counters.
+    """
+    ledger.counters[0]["ranks"] += 1
+    ledger.machines[machine]["rank"] = ledger.counters[0]["ranks"] & ((1 << RANK_BITS) - 1)
+
+
+@jit_inline
+def take_slot(ledger: Ledger) -> int:
+    """Return a free slot and mark it taken; there must be one (see `ledger.with_slots`).
+
+    Mutates: counters.
+    """
+    slot = ledger.counters[0]["free_slot"]
+    ledger.counters[0]["free_slot"] = ledger.requests[slot]["next_free"]
+    ledger.counters[0]["live"] += 1
+    return int(slot)
+
+
+@jit_inline
+def free_slot(ledger: Ledger, slot: int) -> None:
+    """Give a slot back.
+
+    Mutates: counters, requests["row"] and ["next_free"].
+    """
+    ledger.requests[slot]["row"] = -1
+    ledger.requests[slot]["next_free"] = ledger.counters[0]["free_slot"]
+    ledger.counters[0]["free_slot"] = slot
+    ledger.counters[0]["live"] -= 1
+
+
+@jit
+def use_blocks(machines: NDArray[np.void], machine: int, blocks: int, now_s: float) -> None:
+    """Add to a machine's used blocks (a negative count frees), and to its integral of blocks over time.
+
+    Mutates: machines["used_blocks"], ["kv_block_s"], ["kv_since_s"].
+    """
+    machines[machine]["kv_block_s"] += machines[machine]["used_blocks"] * (now_s - machines[machine]["kv_since_s"])
+    machines[machine]["kv_since_s"] = now_s
+    machines[machine]["used_blocks"] += blocks
+
+
+@jit_inline
+def fits(machines: NDArray[np.void], machine: int, blocks: int) -> bool:
+    """Return whether so many more blocks fit on the machine."""
+    return bool(machines[machine]["used_blocks"] + blocks <= machines[machine]["capacity_blocks"])
+
+
+@jit_inline
+def fits_with_headroom(settings: NDArray[np.void], machines: NDArray[np.void], machine: int, blocks: int) -> bool:
+    """Return whether so many more blocks fit and leave the headroom, which only a machine with a batch needs."""
+    capacity = machines[machine]["capacity_blocks"]
+    if machines[machine]["lanes"] > 0:
+        capacity -= int(capacity * settings[0]["kv_headroom"])
+    return bool(machines[machine]["used_blocks"] + blocks <= capacity)
+
+
+@jit_inline
+def work_tokens(requests: NDArray[np.void], slot: int) -> int:
+    """Return the tokens that a request's prompt phase has to compute: its prompt, and after an eviction its output."""
+    return int(requests[slot]["prompt_tokens"] + requests[slot]["emitted"])
+
+
+@jit_inline
+def expected_blocks(ledger: Ledger, slot: int) -> int:
+    """Return the KV blocks that a request is expected to fill at its end.
+
+    The published rules know the true output length: KV(prompt + 1) and KV(output - 1) are reserved apart.
+    """
+    requests = ledger.requests
+    if ledger.settings[0]["published"]:
+        return int(requests[slot]["prompt_tokens"] + requests[slot]["output_tokens"])
+    return blocks_of(ledger.settings, requests[slot]["prompt_tokens"] + requests[slot]["expected_tokens"])
+
+
+@jit_inline
+def assign(ledger: Ledger, slot: int) -> None:
+    """Book a request on its two machines: pending tokens, committed blocks, counts.
+
+    Both machines then go last among equals; under the published rules the first in the pool's order stays first.
+
+    Mutates: machines, trees.
+    """
+    machines = ledger.machines
+    published = ledger.settings[0]["published"] != 0
+    requests = ledger.requests
+    prompt_machine = requests[slot]["prompt_machine"]
+    token_machine = requests[slot]["token_machine"]
+    machines[prompt_machine]["prompt_requests"] += 1
+    machines[token_machine]["token_requests"] += 1
+    machines[prompt_machine]["pending_tokens"] += requests[slot]["prompt_tokens"]
+    machines[token_machine]["pending_tokens"] += 1
+    machines[token_machine]["pending_output_tokens"] += requests[slot]["expected_tokens"]
+    machines[token_machine]["committed_blocks"] += expected_blocks(ledger, slot)
+    most = machines[token_machine]["prompt_requests"] + machines[token_machine]["token_requests"]
+    if prompt_machine != token_machine:
+        machines[prompt_machine]["committed_blocks"] += blocks_of(ledger.settings, requests[slot]["prompt_tokens"] + 1)
+        if not published:
+            rank_last(ledger, prompt_machine)
+        touched(ledger, prompt_machine)
+        most = max(most, machines[prompt_machine]["prompt_requests"] + machines[prompt_machine]["token_requests"])
+    else:
+        ledger.counters[0]["one_machine"] += 1
+    if not published:
+        rank_last(ledger, token_machine)
+    touched(ledger, token_machine)
+    ledger.counters[0]["most_assigned"] = max(ledger.counters[0]["most_assigned"], most)
+
+
+@jit_inline
+def end_prompt(ledger: Ledger, slot: int) -> None:
+    """Book the end of a request's prompt phase on its prompt machine.
+
+    Mutates: machines, trees.
+    """
+    machine = ledger.requests[slot]["prompt_machine"]
+    ledger.machines[machine]["pending_tokens"] -= work_tokens(ledger.requests, slot)
+    ledger.machines[machine]["prompt_requests"] -= 1
+    touched(ledger, machine)
+
+
+@jit
+def hold_arrival(ledger: Ledger, slot: int, blocks: int, now_s: float) -> None:
+    """Hold room on a request's token machine for its KV, which is about to leave its prompt machine.
+
+    Mutates: machines, requests.
+    """
+    requests = ledger.requests
+    machines = ledger.machines
+    use_blocks(machines, requests[slot]["token_machine"], blocks, now_s)
+    requests[slot]["arriving_blocks"] = blocks
+    machines[requests[slot]["token_machine"]]["arriving"] += 1
+    machines[requests[slot]["assigned_machine"]]["departing"] += 1
+
+
+@jit
+def leave_prompt_machine(ledger: Ledger, slot: int, now_s: float) -> None:
+    """Book that a request's KV has left its prompt machine for the token machine, which now owns it.
+
+    Mutates: machines, requests, trees.
+    """
+    requests = ledger.requests
+    machine = requests[slot]["assigned_machine"]
+    use_blocks(ledger.machines, machine, -requests[slot]["blocks"], now_s)
+    if requests[slot]["arriving_blocks"] > 0:
+        ledger.machines[machine]["departing"] -= 1
+        ledger.machines[requests[slot]["token_machine"]]["arriving"] -= 1
+    requests[slot]["blocks"] = requests[slot]["arriving_blocks"]
+    requests[slot]["arriving_blocks"] = 0
+    ledger.machines[machine]["committed_blocks"] -= blocks_of(ledger.settings, requests[slot]["prompt_tokens"] + 1)
+    touched(ledger, machine)
+
+
+@jit_inline
+def end_request(ledger: Ledger, slot: int, now_s: float) -> None:
+    """Book the end of a request on its token machine and free its KV there.
+
+    Mutates: machines, requests, trees.
+    """
+    machines = ledger.machines
+    requests = ledger.requests
+    machine = requests[slot]["token_machine"]
+    use_blocks(machines, machine, -requests[slot]["blocks"], now_s)
+    requests[slot]["blocks"] = 0
+    machines[machine]["pending_tokens"] -= 1
+    machines[machine]["pending_output_tokens"] -= requests[slot]["expected_tokens"]
+    machines[machine]["committed_blocks"] -= expected_blocks(ledger, slot)
+    machines[machine]["token_requests"] -= 1
+    requests[slot]["phase"] = TOKEN
+    touched(ledger, machine)
+
+
+@jit
+def back_to_prompt(ledger: Ledger, machine: int, slot: int) -> None:
+    """Book that a request whose KV is lost computes its prompt, and what it has emitted, again on its token machine.
+
+    Mutates: requests, machines, trees.
+    """
+    requests = ledger.requests
+    requests[slot]["phase"] = 0
+    requests[slot]["prompt_held"] = 0
+    requests[slot]["computed"] = 0
+    requests[slot]["prompt_machine"] = machine
+    ledger.machines[machine]["prompt_requests"] += 1
+    ledger.machines[machine]["pending_tokens"] += work_tokens(requests, slot)
+    touched(ledger, machine)

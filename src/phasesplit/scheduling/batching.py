@@ -1,0 +1,366 @@
+"""Machine-level scheduling with whole prompts: which tasks form the next iteration, by the paper's rule.
+
+Prompts go first, in order of arrival, up to a token budget; then the token phase fills the batch. A token task that
+finds no place is preempted and keeps its KV; one that was preempted often enough goes before everything else. The
+published simulator's variant differs in which lists it reads and when it counts, never in the five passes.
+"""
+
+from phasesplit._jit import jit, jit_inline
+from phasesplit.scheduling.accounts import fits, fits_with_headroom, use_blocks, work_tokens
+from phasesplit.scheduling.lanes import give_chunk, growth, join, make_room, move_lane, prompt_blocks, settle
+from phasesplit.scheduling.ledger import (
+    CHOSEN,
+    LANE_TASK,
+    PREEMPTED,
+    PRESENT,
+    PROMPT,
+    QUEUE,
+    READY,
+    TOKEN,
+    WAITING,
+    Ledger,
+)
+from phasesplit.scheduling.lists import entry, insert, length, push, remove
+
+_PASSED_OVER = (PREEMPTED, READY)
+"""Where token tasks are that a batch has left out."""
+
+_LANES, _NOTHING = -1, -2
+_PASSES = (PREEMPTED, READY, WAITING, PREEMPTED, _LANES, READY)
+_PUBLISHED_PASSES = (QUEUE, _NOTHING, WAITING, PREEMPTED, _LANES, PRESENT)
+_AGED_PASSES = 2
+"""Where each pass of a build takes tasks from; the first two take only those that were passed over often enough."""
+
+_TAKEN, _FULL, _TWICE, _NO_MEMORY = range(4)
+
+
+@jit_inline
+def count_of(ledger: Ledger, task: int) -> int:
+    """Return how often a task was passed over (published) or preempted."""
+    if task % 2 == PROMPT:
+        return int(ledger.requests[task // 2]["prompt_count"])
+    return int(ledger.requests[task // 2]["token_count"])
+
+
+@jit_inline
+def blocks_needed(ledger: Ledger, task: int) -> int:
+    """Return the KV blocks that a task must still reserve to enter a batch.
+
+    The published rules reserve KV(prompt + 1) for the prompt task and KV(output - 1), the whole output, for the token
+    task. By default a token task holds what it needs and grows block by block.
+    """
+    slot = task // 2
+    requests = ledger.requests
+    if task % 2 == PROMPT:
+        return 0 if requests[slot]["prompt_held"] else prompt_blocks(ledger, slot)
+    if ledger.settings[0]["published"] == 0 or requests[slot]["token_held"]:
+        return 0
+    return int(requests[slot]["output_tokens"] - 1)
+
+
+@jit_inline
+def first_unfinished(ledger: Ledger, slot: int) -> int:
+    """Return the task that a present request has to do next."""
+    return int(2 * slot + ledger.requests[slot]["phase"])
+
+
+@jit
+def enqueue_published(ledger: Ledger, machine: int, task: int) -> None:
+    """Insert a task into the published queue by a binary search for its (count, arrival).
+
+    Counts grow while tasks wait, so the queue is not sorted in general: another search would find another place.
+
+    Mutates: lists[QUEUE, machine].
+    """
+    count = count_of(ledger, task)
+    arrival_s = ledger.requests[task // 2]["arrival_s"]
+    low, high = 0, length(ledger.lists[QUEUE, machine])
+    while low < high:
+        middle = (low + high) // 2
+        other = entry(ledger.lists[QUEUE, machine], middle)
+        other_count = count_of(ledger, other)
+        other_arrival_s = ledger.requests[other // 2]["arrival_s"]
+        if count < other_count or (count == other_count and arrival_s < other_arrival_s):
+            high = middle
+        else:
+            low = middle + 1
+    insert(ledger.lists[QUEUE, machine], low, task)
+
+
+@jit_inline
+def form_whole(ledger: Ledger, machine: int, now_s: float) -> int:
+    """Form the next batch of a machine by the whole-prompt rule; return the first lane that is new in it.
+
+    Mutates: lanes, lists, requests, machines, counters, loads, trees.
+    """
+    published = ledger.settings[0]["published"] != 0
+    old_lanes = ledger.machines[machine]["lanes"]
+    if _unchanged(ledger, machine):
+        first_new = old_lanes
+    elif _first_and_only(ledger, machine):
+        first_new = old_lanes
+        ledger.counters[0]["builds"] += 1
+        if _verdict(ledger, machine, entry(ledger.lists[WAITING, machine], 0), 0, 0, 0) == _TAKEN:
+            _admit(ledger, machine, entry(ledger.lists[WAITING, machine], 0), now_s)
+    elif _only_joiners(ledger, machine):
+        first_new = old_lanes
+        _append(ledger, machine, now_s)
+    else:
+        first_new = _rebuild(ledger, machine, now_s)
+    if published:
+        _count_passed_over(ledger, machine)
+        return int(first_new)
+    while make_room(ledger, machine, now_s) and ledger.machines[machine]["lanes"] == 0:
+        # Everyone who ran had to go, which freed memory for those who did not: they, or the evicted, run now.
+        first_new = _rebuild(ledger, machine, now_s)
+    for kind in _PASSED_OVER:
+        for index in range(length(ledger.lists[kind, machine])):
+            ledger.requests[entry(ledger.lists[kind, machine], index) // 2]["token_count"] += 1
+    return int(min(first_new, ledger.machines[machine]["lanes"]))
+
+
+@jit_inline
+def _unchanged(ledger: Ledger, machine: int) -> bool:
+    """Nothing waits here, so the running tasks go on."""
+    if ledger.settings[0]["published"]:
+        return length(ledger.lists[QUEUE, machine]) == 0
+    return (
+        length(ledger.lists[WAITING, machine]) == 0
+        and length(ledger.lists[PREEMPTED, machine]) == 0
+        and length(ledger.lists[READY, machine]) == 0
+    )
+
+
+@jit_inline
+def _first_and_only(ledger: Ledger, machine: int) -> bool:
+    """A prompt is all that waits, and nothing runs: whichever pass comes to it first takes it, if it fits."""
+    lists = ledger.lists
+    if ledger.machines[machine]["lanes"] > 0 or length(lists[WAITING, machine]) != 1:
+        return False
+    if ledger.settings[0]["published"]:
+        return length(lists[QUEUE, machine]) == 1
+    return length(lists[PREEMPTED, machine]) + length(lists[READY, machine]) == 0
+
+
+@jit_inline
+def _only_joiners(ledger: Ledger, machine: int) -> bool:
+    """Only token tasks that may join behind the running ones wait here: passes 1 to 3 are empty, pass 4 keeps all."""
+    if length(ledger.lists[WAITING, machine]) > 0 or length(ledger.lists[PREEMPTED, machine]) > 0:
+        return False
+    limit = ledger.settings[0]["preemption_limit"]
+    return (
+        bool(ledger.settings[0]["published"] == 0) or count_of(ledger, entry(ledger.lists[QUEUE, machine], 0)) < limit
+    )
+
+
+@jit_inline
+def _append(ledger: Ledger, machine: int, now_s: float) -> None:
+    """Pass 5 alone: let waiting token tasks join behind the running ones."""
+    ledger.counters[0]["builds"] += 1
+    lanes = ledger.machines[machine]["lanes"]
+    taken = 0
+    extra = 0
+    published = ledger.settings[0]["published"] != 0
+    kind = PRESENT if published else READY
+    if published and length(ledger.lists[QUEUE, machine]) == 1:
+        # All others run: look at the one that waits, not at everybody present.
+        task = entry(ledger.lists[QUEUE, machine], 0)
+        next_up = first_unfinished(ledger, task // 2) == task
+        if next_up and _verdict(ledger, machine, task, lanes, lanes, 0) == _TAKEN:
+            _admit(ledger, machine, task, now_s)
+        return
+    for index in range(length(ledger.lists[kind, machine])):
+        task = entry(ledger.lists[kind, machine], index)
+        if published:
+            task = first_unfinished(ledger, task)
+        if ledger.requests[task // 2]["running"]:
+            continue
+        verdict = _verdict(ledger, machine, task, lanes + taken, lanes + taken, extra)
+        if verdict in (_FULL, _NO_MEMORY):
+            break
+        extra += blocks_needed(ledger, task)
+        ledger.lanes[CHOSEN, machine, taken] = task
+        taken += 1
+    for index in range(taken):
+        _admit(ledger, machine, ledger.lanes[CHOSEN, machine, index], now_s)
+
+
+@jit
+def _rebuild(ledger: Ledger, machine: int, now_s: float) -> int:
+    """All passes; return the first new lane.
+
+    The first two take tasks that were passed over as often as the limit says. The published rules look for them in the
+    queue instead, and stop at the first that was not.
+    """
+    published = ledger.settings[0]["published"] != 0
+    limit = ledger.settings[0]["preemption_limit"]
+    ledger.counters[0]["builds"] += 1
+    taken, tokens, extra = 0, 0, 0
+    for turn in range(len(_PASSES)):
+        kind = _PUBLISHED_PASSES[turn] if published else _PASSES[turn]
+        if kind == _NOTHING:
+            continue
+        aged = turn < _AGED_PASSES
+        size = ledger.machines[machine]["lanes"] if kind == _LANES else length(ledger.lists[kind, machine])
+        for index in range(size):
+            if kind == _LANES:
+                task = ledger.lanes[LANE_TASK, machine, index]
+            else:
+                task = entry(ledger.lists[kind, machine], index)
+            if kind == PRESENT:
+                task = first_unfinished(ledger, task)
+            if aged and count_of(ledger, task) < limit:
+                if published:
+                    break
+                continue
+            if kind == PRESENT and ledger.requests[task // 2]["stamp"] == ledger.counters[0]["builds"]:
+                continue
+            verdict = _verdict(ledger, machine, task, taken, tokens, extra)
+            if verdict == _FULL or (verdict == _NO_MEMORY and (kind in (WAITING, PRESENT))):
+                break
+            if verdict != _TAKEN:
+                continue
+            extra += blocks_needed(ledger, task)
+            tokens += work_tokens(ledger.requests, task // 2) if task % 2 == PROMPT else 1
+            ledger.requests[task // 2]["stamp"] = ledger.counters[0]["builds"]
+            ledger.lanes[CHOSEN, machine, taken] = task
+            taken += 1
+    _preempt_unchosen(ledger, machine, now_s)
+    first_new = ledger.machines[machine]["lanes"]
+    for index in range(taken):
+        if ledger.requests[ledger.lanes[CHOSEN, machine, index] // 2]["running"] == 0:
+            _admit(ledger, machine, ledger.lanes[CHOSEN, machine, index], now_s)
+    return int(first_new)
+
+
+@jit_inline
+def _verdict(ledger: Ledger, machine: int, task: int, taken: int, tokens: int, extra: int) -> int:
+    """Say whether a task may enter a batch that holds so many tasks and tokens and needs so many extra blocks."""
+    if taken >= ledger.settings[0]["batch_requests"]:
+        return _FULL
+    more = work_tokens(ledger.requests, task // 2) if task % 2 == PROMPT else 1
+    if taken > 0 and tokens + more > ledger.settings[0]["batch_prompt_tokens"]:
+        return _FULL
+    if ledger.requests[task // 2]["stamp"] == ledger.counters[0]["builds"]:
+        return _TWICE
+    need = blocks_needed(ledger, task)
+    if need > 0 and not fits_with_headroom(ledger.settings, ledger.machines, machine, extra + need):
+        return _NO_MEMORY
+    return _TAKEN
+
+
+@jit
+def _preempt_unchosen(ledger: Ledger, machine: int, now_s: float) -> None:
+    """Preempt the running tasks that the batch being formed leaves out; they keep their KV."""
+    kept = 0
+    machines = ledger.machines
+    published = ledger.settings[0]["published"] != 0
+    for lane in range(machines[machine]["lanes"]):
+        task = ledger.lanes[LANE_TASK, machine, lane]
+        slot = task // 2
+        if ledger.requests[slot]["stamp"] == ledger.counters[0]["builds"]:
+            move_lane(ledger, machine, lane, kept)
+            kept += 1
+            continue
+        settle(ledger, machine, lane, now_s)
+        ledger.requests[slot]["preemptions"] += 1
+        ledger.counters[0]["preemptions"] += 1
+        if published:
+            enqueue_published(ledger, machine, task)
+        push(ledger.lists[PREEMPTED, machine], task)
+    machines[machine]["lanes"] = kept
+
+
+@jit
+def _admit(ledger: Ledger, machine: int, task: int, now_s: float) -> None:
+    """Let a chosen task leave its lists, reserve what it needs and join."""
+    slot = task // 2
+    need = blocks_needed(ledger, task)
+    if ledger.settings[0]["published"]:
+        remove(ledger.lists[QUEUE, machine], task)
+    if task % 2 == PROMPT:
+        remove(ledger.lists[WAITING, machine], task)
+        ledger.requests[slot]["prompt_held"] = 1
+    else:
+        if not remove(ledger.lists[PREEMPTED, machine], task):
+            remove(ledger.lists[READY, machine], task)
+        ledger.requests[slot]["token_held"] = 1
+    if need > 0:
+        use_blocks(ledger.machines, machine, need, now_s)
+        ledger.requests[slot]["blocks"] += need
+    join(ledger, machine, task)
+    if task % 2 == PROMPT:
+        lane = ledger.machines[machine]["lanes"] - 1
+        give_chunk(ledger, machine, lane, work_tokens(ledger.requests, slot))
+
+
+@jit_inline
+def _count_passed_over(ledger: Ledger, machine: int) -> None:
+    """Published ageing: count every present request whose next task is not in the batch, waiting prompts included."""
+    size = length(ledger.lists[PRESENT, machine])
+    if size == ledger.machines[machine]["lanes"]:
+        return
+    for index in range(size):
+        slot = entry(ledger.lists[PRESENT, machine], index)
+        if ledger.requests[slot]["running"]:
+            continue
+        if ledger.requests[slot]["phase"] == TOKEN:
+            ledger.requests[slot]["token_count"] += 1
+        else:
+            ledger.requests[slot]["prompt_count"] += 1
+
+
+@jit
+def form_chunked(ledger: Ledger, machine: int, now_s: float) -> int:
+    """Form the next batch with chunked prompts; return the first lane that is new in it.
+
+    Every token task runs; what is left of the token budget goes to prompts already begun, then to waiting ones in order
+    of arrival, each admitted once its whole KV fits. Source: Agrawal et al. 2024, "Taming Throughput-Latency Tradeoff
+    in LLM Inference with Sarathi-Serve", section 4; the default of vLLM's engine since its version 1.
+
+    Mutates: lanes, lists, requests, machines, counters, loads, trees.
+    """
+    machines = ledger.machines
+    settings = ledger.settings
+    first_new = machines[machine]["lanes"]
+    evicted = True
+    while evicted:
+        while length(ledger.lists[READY, machine]) > 0 and machines[machine]["lanes"] < settings[0]["batch_requests"]:
+            _admit(ledger, machine, entry(ledger.lists[READY, machine], 0), now_s)
+        # Where everyone who ran had to go, that freed memory for ready tasks: they run now.
+        evicted = make_room(ledger, machine, now_s) and machines[machine]["lanes"] == 0
+        first_new = min(first_new, machines[machine]["lanes"])
+    budget = settings[0]["batch_prompt_tokens"] - machines[machine]["lanes"] + machines[machine]["prompt_lanes"]
+    machines[machine]["batch_tokens"] = machines[machine]["lanes"] - machines[machine]["prompt_lanes"]
+    machines[machine]["pair_tokens"] = 0.0
+    if machines[machine]["prompt_lanes"] > 0:
+        for lane in range(machines[machine]["lanes"]):
+            task = ledger.lanes[LANE_TASK, machine, lane]
+            if task % 2 == PROMPT:
+                slot = task // 2
+                tokens = min(max(budget, 0), work_tokens(ledger.requests, slot) - ledger.requests[slot]["computed"])
+                give_chunk(ledger, machine, lane, tokens)
+                budget -= tokens
+    growing = growth(ledger, machine, 1) if length(ledger.lists[WAITING, machine]) > 0 else 0
+    while (
+        budget > 0
+        and length(ledger.lists[WAITING, machine]) > 0
+        and machines[machine]["lanes"] < settings[0]["batch_requests"]
+    ):
+        task = entry(ledger.lists[WAITING, machine], 0)
+        slot = task // 2
+        need = prompt_blocks(ledger, slot)
+        if not (
+            fits_with_headroom(ledger.settings, ledger.machines, machine, need)
+            and fits(machines, machine, need + growing)
+        ):
+            break
+        remove(ledger.lists[WAITING, machine], task)
+        use_blocks(ledger.machines, machine, need, now_s)
+        ledger.requests[slot]["blocks"] = need
+        ledger.requests[slot]["prompt_held"] = 1
+        join(ledger, machine, task)
+        tokens = min(budget, work_tokens(ledger.requests, slot))
+        give_chunk(ledger, machine, machines[machine]["lanes"] - 1, tokens)
+        budget -= tokens
+    return int(first_new)

@@ -1,0 +1,168 @@
+"""Cluster-level scheduling: the machines of a request's two phases, chosen together at its arrival and for good."""
+
+from phasesplit._jit import jit, jit_inline
+from phasesplit.scheduling.accounts import blocks_of, draw, expected_blocks
+from phasesplit.scheduling.ledger import MIXED, PREEMPTED, PROMPT, QUEUE, READY, TOKEN, UNSPLIT, WAITING, Ledger
+from phasesplit.scheduling.lists import length
+from phasesplit.scheduling.pools import size, spill_into_mixed
+from phasesplit.scheduling.rules import Placement
+from phasesplit.scheduling.tournament import NOBODY, PROMPT_LOAD, RANK_BITS, TOKEN_LOAD, least_loaded, scan, winner_of
+
+PLACED, TOO_LONG, UNDECIDED = range(3)
+"""What `place` returns: both machines are set; no machine could ever hold the request; a custom rule has to choose."""
+
+_PROMPT_ORDER = (UNSPLIT, PROMPT, MIXED)
+_TOKEN_ORDER = (TOKEN, MIXED)
+_ALL_ORDER = (PROMPT, MIXED, TOKEN)
+_ROUND_ROBIN = int(Placement.ROUND_ROBIN)
+_RANDOM = int(Placement.RANDOM)
+_TWO_CHOICES = int(Placement.TWO_CHOICES)
+_CUSTOM = int(Placement.CUSTOM)
+
+
+@jit
+def pick(ledger: Ledger, load: int, pool: int) -> int:
+    """Return the pool's machine that the rule for this phase picks, NOBODY if the pool is empty.
+
+    Args:
+        ledger: The ledger.
+        load: PROMPT_LOAD or TOKEN_LOAD; also says whose rule applies.
+        pool: The pool's number.
+
+    Mutates: counters (turns and draws).
+    """
+    count = size(ledger, pool)
+    if count == 0:
+        return NOBODY
+    counters = ledger.counters
+    field = ledger.settings[0]["prompt_placement"] if load == PROMPT_LOAD else ledger.settings[0]["token_placement"]
+    if field == _ROUND_ROBIN:
+        if load == PROMPT_LOAD:
+            turn = counters[0]["prompt_turn"]
+            counters[0]["prompt_turn"] += 1
+        else:
+            turn = counters[0]["token_turn"]
+            counters[0]["token_turn"] += 1
+        return int(ledger.members[pool, 1 + turn % count])
+    if field == _RANDOM:
+        return int(ledger.members[pool, 1 + draw(ledger.settings, counters) % count])
+    if field == _TWO_CHOICES:
+        first = ledger.members[pool, 1 + draw(ledger.settings, counters) % count]
+        second = ledger.members[pool, 1 + draw(ledger.settings, counters) % count]
+        return int(winner_of(ledger.keys, load, first, second))
+    return least_loaded(ledger.members, ledger.keys, ledger.trees, load, pool)
+
+
+@jit_inline
+def has_waiting(ledger: Ledger, machine: int) -> bool:
+    """Return whether any task waits on the machine for a place in its batch."""
+    if ledger.settings[0]["published"]:
+        return length(ledger.lists[QUEUE, machine]) > 0
+    return (
+        length(ledger.lists[WAITING, machine]) > 0
+        or length(ledger.lists[PREEMPTED, machine]) > 0
+        or length(ledger.lists[READY, machine]) > 0
+    )
+
+
+@jit_inline
+def prompt_choice(ledger: Ledger, prompt_tokens: int, pool: int) -> int:
+    """Return the pool's choice for the prompt phase, NOBODY if that machine has a queue and would exceed the limit.
+
+    An unsplit machine has nowhere to spill to: it takes what comes.
+
+    Mutates: as `pick`.
+    """
+    machine = pick(ledger, PROMPT_LOAD, pool)
+    if machine == NOBODY:
+        return NOBODY
+    pending = ledger.machines[machine]["pending_tokens"] + prompt_tokens
+    if pool != UNSPLIT and has_waiting(ledger, machine) and pending > ledger.settings[0]["spill_tokens"]:
+        return NOBODY
+    return machine
+
+
+@jit_inline
+def token_choice(ledger: Ledger, blocks: int, pool: int) -> int:
+    """Return the pool's choice for the token phase, NOBODY if the blocks committed there would exceed its memory.
+
+    Mutates: as `pick`.
+    """
+    machine = pick(ledger, TOKEN_LOAD, pool)
+    if machine == NOBODY:
+        return NOBODY
+    if ledger.machines[machine]["committed_blocks"] + blocks > ledger.machines[machine]["capacity_blocks"]:
+        return NOBODY
+    return machine
+
+
+@jit_inline
+def place(ledger: Ledger, slot: int, now_s: float) -> int:
+    """Set the machines of both phases of a request that has just arrived; nothing is booked yet.
+
+    Own pool, then mixed pool, then a machine of the other pool, which moves to the mixed pool; if a side is still
+    missing, the machine with the least prompt load takes both. Source: Splitwise, section IV-A; order and limits as the
+    published simulator has them.
+
+    Mutates: requests, and pools where a machine spills into the mixed pool.
+    """
+    requests = ledger.requests
+    if _too_long(ledger, slot):
+        return TOO_LONG
+    if ledger.settings[0]["prompt_placement"] == _CUSTOM:
+        if ledger.counters[0]["chosen_prompt"] < 0:
+            return UNDECIDED
+        requests[slot]["prompt_machine"] = ledger.counters[0]["chosen_prompt"]
+        requests[slot]["token_machine"] = ledger.counters[0]["chosen_token"]
+        ledger.counters[0]["chosen_prompt"] = -1
+        return PLACED
+    prompt_machine = NOBODY
+    token_machine = NOBODY
+    for pool in _PROMPT_ORDER:
+        if prompt_machine == NOBODY:
+            prompt_machine = prompt_choice(ledger, requests[slot]["prompt_tokens"], pool)
+    if size(ledger, UNSPLIT) > 0:
+        requests[slot]["prompt_machine"] = prompt_machine
+        requests[slot]["token_machine"] = prompt_machine
+        return PLACED
+    blocks = expected_blocks(ledger, slot)
+    for pool in _TOKEN_ORDER:
+        if token_machine == NOBODY:
+            token_machine = token_choice(ledger, blocks, pool)
+    if prompt_machine == NOBODY and size(ledger, TOKEN) > 0:
+        prompt_machine = scan(ledger.members, ledger.keys, PROMPT_LOAD, TOKEN)
+        spill_into_mixed(ledger, prompt_machine, now_s)
+    if token_machine == NOBODY and size(ledger, PROMPT) > 0:
+        token_machine = scan(ledger.members, ledger.keys, TOKEN_LOAD, PROMPT)
+        spill_into_mixed(ledger, token_machine, now_s)
+    if prompt_machine == NOBODY or token_machine == NOBODY:
+        machine = NOBODY
+        for pool in _ALL_ORDER:
+            machine = _earlier_of(ledger, machine, scan(ledger.members, ledger.keys, PROMPT_LOAD, pool))
+        prompt_machine = machine
+        token_machine = machine
+    requests[slot]["prompt_machine"] = prompt_machine
+    requests[slot]["token_machine"] = token_machine
+    return PLACED
+
+
+@jit_inline
+def _earlier_of(ledger: Ledger, a: int, b: int) -> int:
+    """Return the machine with the lower prompt load, `a` on a tie: pools are compared in order, not by rank."""
+    if a < 0:
+        return b
+    if b < 0:
+        return a
+    keys = ledger.keys
+    return b if keys[PROMPT_LOAD, b] >> RANK_BITS < keys[PROMPT_LOAD, a] >> RANK_BITS else a
+
+
+@jit_inline
+def _too_long(ledger: Ledger, slot: int) -> bool:
+    """Whether the smallest machine could not hold the request at its full length.
+
+    A server knows this bound as its longest context, so the true output length is used to refuse, never to choose.
+    """
+    requests = ledger.requests
+    need = blocks_of(ledger.settings, requests[slot]["prompt_tokens"] + requests[slot]["output_tokens"] + 1)
+    return bool(need > ledger.settings[0]["most_blocks"])

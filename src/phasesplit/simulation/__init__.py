@@ -1,0 +1,1 @@
+"""Model time: an event heap that drives the scheduling rules."""

@@ -1,0 +1,157 @@
+"""KV transfers as flows that share network cards: each gets an equal share at both ends, and the smaller one counts.
+
+A flow is in one of these states. STREAMING: layer by layer while the prompt is computed, no faster than layers get
+ready. DRAINING: the prompt phase is over, the rest goes as fast as the cards let it. TAIL: all bytes are out, the
+completion is on its way. WAITING_FOR_ROOM (published rules only): the destination was full, tried again every second.
+
+Sharing is equal and not max-min fair: what a flow leaves of its share at a faster end is not given to the others there,
+so congestion is never understated.
+"""
+
+from phasesplit._jit import jit, jit_inline
+from phasesplit.scheduling.ledger import Ledger
+from phasesplit.simulation.events import schedule
+from phasesplit.simulation.world import World
+
+IDLE, STREAMING, DRAINING, TAIL, WAITING_FOR_ROOM = range(5)
+"""States of a request's transfer."""
+
+UNLIMITED = 1e30
+"""A cap on a flow's rate that never binds, in bytes per second."""
+
+
+@jit_inline
+def kv_bytes(ledger: Ledger, world: World, slot: int) -> float:
+    """Return the bytes of KV that a request's prompt phase leaves behind."""
+    return float(ledger.requests[slot]["prompt_tokens"] * world.kinds[0]["kv_bytes_per_token"])
+
+
+@jit_inline
+def nic_bytes_per_s(ledger: Ledger, world: World, machine: int) -> float:
+    """Return the bandwidth of a machine's network cards, one direction."""
+    return float(world.kinds[ledger.machines[machine]["kind"]]["nic_bytes_per_s"])
+
+
+@jit_inline
+def progress(ledger: Ledger, slot: int, now_s: float) -> None:
+    """Bring a flow's bytes left up to date.
+
+    Mutates: requests["left_bytes"], ["flow_since_s"].
+    """
+    requests = ledger.requests
+    sent = requests[slot]["rate_bytes_per_s"] * (now_s - requests[slot]["flow_since_s"])
+    requests[slot]["left_bytes"] = max(0.0, requests[slot]["left_bytes"] - sent)
+    requests[slot]["flow_since_s"] = now_s
+
+
+@jit
+def set_rate(ledger: Ledger, world: World, slot: int, now_s: float) -> None:
+    """Give a flow its present share, and a draining one its new end.
+
+    Mutates: requests, world.future, world.clock.
+    """
+    requests = ledger.requests
+    progress(ledger, slot, now_s)
+    source = requests[slot]["assigned_machine"]
+    target = requests[slot]["token_machine"]
+    out = nic_bytes_per_s(ledger, world, source) / ledger.machines[source]["sending"]
+    into = nic_bytes_per_s(ledger, world, target) / ledger.machines[target]["receiving"]
+    rate = min(requests[slot]["cap_bytes_per_s"], min(out, into))
+    requests[slot]["rate_bytes_per_s"] = rate
+    if requests[slot]["flow"] == DRAINING:
+        schedule(world.clock, world.future, ledger.machines.size + slot, now_s + requests[slot]["left_bytes"] / rate)
+
+
+@jit
+def _share_again(ledger: Ledger, world: World, source: int, target: int, now_s: float) -> None:
+    """Give all flows out of `source` and into `target` their shares again."""
+    slot = ledger.machines[source]["first_sending"]
+    while slot >= 0:
+        set_rate(ledger, world, slot, now_s)
+        slot = ledger.requests[slot]["next_sending"]
+    slot = ledger.machines[target]["first_receiving"]
+    while slot >= 0:
+        if ledger.requests[slot]["assigned_machine"] != source:
+            set_rate(ledger, world, slot, now_s)
+        slot = ledger.requests[slot]["next_receiving"]
+
+
+@jit
+def open_flow(
+    ledger: Ledger, world: World, slot: int, state: int, left_bytes: float, cap_bytes_per_s: float, now_s: float
+) -> None:
+    """Start a flow from a request's prompt machine to its token machine.
+
+    Mutates: requests, machines, world.future, world.clock.
+    """
+    machines = ledger.machines
+    requests = ledger.requests
+    source = requests[slot]["assigned_machine"]
+    target = requests[slot]["token_machine"]
+    requests[slot]["flow"] = state
+    requests[slot]["left_bytes"] = left_bytes
+    requests[slot]["cap_bytes_per_s"] = cap_bytes_per_s
+    requests[slot]["rate_bytes_per_s"] = 0.0
+    requests[slot]["flow_since_s"] = now_s
+    head = machines[source]["first_sending"]
+    requests[slot]["next_sending"] = head
+    requests[slot]["previous_sending"] = -1
+    if head >= 0:
+        requests[head]["previous_sending"] = slot
+    machines[source]["first_sending"] = slot
+    machines[source]["sending"] += 1
+    head = machines[target]["first_receiving"]
+    requests[slot]["next_receiving"] = head
+    requests[slot]["previous_receiving"] = -1
+    if head >= 0:
+        requests[head]["previous_receiving"] = slot
+    machines[target]["first_receiving"] = slot
+    machines[target]["receiving"] += 1
+    _share_again(ledger, world, source, target, now_s)
+
+
+@jit
+def close_flow(ledger: Ledger, world: World, slot: int, now_s: float) -> None:
+    """Take a flow off the cards at both ends and share its part among the others.
+
+    Mutates: requests, machines, world.future, world.clock.
+    """
+    machines = ledger.machines
+    requests = ledger.requests
+    source = requests[slot]["assigned_machine"]
+    target = requests[slot]["token_machine"]
+    after = requests[slot]["next_sending"]
+    before = requests[slot]["previous_sending"]
+    if before >= 0:
+        requests[before]["next_sending"] = after
+    else:
+        machines[source]["first_sending"] = after
+    if after >= 0:
+        requests[after]["previous_sending"] = before
+    machines[source]["sending"] -= 1
+    after = requests[slot]["next_receiving"]
+    before = requests[slot]["previous_receiving"]
+    if before >= 0:
+        requests[before]["next_receiving"] = after
+    else:
+        machines[target]["first_receiving"] = after
+    if after >= 0:
+        requests[after]["previous_receiving"] = before
+    machines[target]["receiving"] -= 1
+    _share_again(ledger, world, source, target, now_s)
+
+
+@jit_inline
+def end_streaming(ledger: Ledger, world: World, slot: int, now_s: float) -> None:
+    """Let a streaming flow drain, now that the prompt phase has ended: at least the last layer is still to go.
+
+    Mutates: requests, world.future, world.clock.
+    """
+    requests = ledger.requests
+    progress(ledger, slot, now_s)
+    share = requests[slot]["chunk"] / requests[slot]["prompt_tokens"]
+    last_layer = share * kv_bytes(ledger, world, slot) / world.kinds[0]["layers"]
+    requests[slot]["left_bytes"] = max(requests[slot]["left_bytes"], last_layer)
+    requests[slot]["cap_bytes_per_s"] = UNLIMITED
+    requests[slot]["flow"] = DRAINING
+    set_rate(ledger, world, slot, now_s)

@@ -1,0 +1,252 @@
+"""The compiled loop: takes arrivals and events in order and applies the scheduling rules until it needs its driver.
+
+Every function on the hot path is called from one place and inlined there: compiled code for the whole loop stays small,
+and no call has to hand over all the columns.
+"""
+
+from phasesplit._jit import jit, jit_inline
+from phasesplit.scheduling.accounts import assign, fits, free_slot, leave_prompt_machine, take_slot
+from phasesplit.scheduling.batching import blocks_needed, enqueue_published
+from phasesplit.scheduling.ledger import LANDING, PRESENT, PROMPT, QUEUE, READY, TOKEN, WAITING, Ledger
+from phasesplit.scheduling.lists import entry, insert, length, push
+from phasesplit.scheduling.placement import TOO_LONG, UNDECIDED, place
+from phasesplit.scheduling.tournament import NOBODY
+from phasesplit.simulation.events import cancel, first, next_time_s
+from phasesplit.simulation.flows import DRAINING, IDLE, WAITING_FOR_ROOM
+from phasesplit.simulation.machine import end_step, form_and_start
+from phasesplit.simulation.observe import sample, see_end
+from phasesplit.simulation.steps import cut
+from phasesplit.simulation.transfers import admit_landings, drained, try_published
+from phasesplit.simulation.world import Arrivals, World
+
+FINISHED, NEED_ARRIVALS, NEED_SLOTS, NEED_ROOM, NEED_DONE, NEED_CHOICE, PAUSED = range(7)
+"""Why the loop returned: nothing left; the trace's next stretch; more slots; more room on machines; the records of
+ended requests are full; a custom rule has to choose for `clock["pending_slot"]`; the budget of events is spent."""
+
+NO_TASK = -1
+
+
+@jit
+def run(ledger: Ledger, world: World, arrivals: Arrivals, more_arrivals: bool, budget: int) -> int:
+    """Simulate until the driver is needed; return why (see FINISHED and its neighbours). Calling again goes on.
+
+    Args:
+        ledger: The scheduler's columns.
+        world: The simulator's columns.
+        arrivals: The present stretch of the trace; `clock["next_arrival"]` is an index into it.
+        more_arrivals: Whether another stretch follows.
+        budget: Events and arrivals to handle at most.
+
+    Mutates: ledger, world.
+    """
+    clock = world.clock
+    future = world.future
+    counters = ledger.counters
+    size = arrivals.arrival_s.size
+    most_done = world.done.size - ledger.settings[0]["batch_requests"] - 1
+    for _ in range(budget):
+        if clock[0]["done"] > most_done:
+            return NEED_DONE
+        event_s = next_time_s(clock, future)
+        index = clock[0]["next_arrival"]
+        if index == size:
+            if more_arrivals:
+                return NEED_ARRIVALS
+            if clock[0]["events_pending"] == 0:
+                return FINISHED
+        # At the same instant arrivals come first: all of them were known before any event.
+        is_arrival = index < size and arrivals.arrival_s[index] <= event_s
+        now_s = arrivals.arrival_s[index] if is_arrival else event_s
+        if now_s > clock[0]["horizon_s"]:
+            return FINISHED
+        while clock[0]["next_sample_s"] <= now_s:
+            sample(ledger, world)
+        clock[0]["now_s"] = now_s
+        # What follows from the event: up to two tasks arrive, a machine hears of freed memory, machines form a batch.
+        task, next_task, told, forming = NO_TASK, NO_TASK, NOBODY, NOBODY
+        entity = first(future)
+        sequence = future[entity]["sequence"]
+        if is_arrival:
+            if counters[0]["free_slot"] < 0 and clock[0]["pending_slot"] < 0:
+                return NEED_SLOTS
+            # A request has up to two tasks in a list, and one more request may come.
+            if 2 * counters[0]["most_assigned"] + 4 > ledger.lanes.shape[2]:
+                return NEED_ROOM
+            slot = _arrive(ledger, world, arrivals, index, now_s)
+            if clock[0]["pending_slot"] >= 0:
+                return NEED_CHOICE
+            clock[0]["next_arrival"] += 1
+            if slot >= 0:
+                task = 2 * slot + PROMPT
+                same = ledger.requests[slot]["prompt_machine"] == ledger.requests[slot]["token_machine"]
+                if ledger.settings[0]["published"] and same:
+                    next_task = 2 * slot + TOKEN
+        else:
+            # Its event stays in the heap, so that a machine's next step only moves it; if none comes, it goes.
+            if entity < ledger.machines.size:
+                if ledger.machines[entity]["lanes"] > 0:
+                    end_step(ledger, world, entity, now_s)
+                forming = entity
+            else:
+                slot = entity - ledger.machines.size
+                if _transfer_event(ledger, world, slot, now_s):
+                    task = 2 * slot + TOKEN
+                    told = ledger.requests[slot]["assigned_machine"]
+        clock[0]["events"] += 1
+        while True:
+            if task != NO_TASK:
+                forming = _task_arrives(ledger, world, task, now_s)
+                task = next_task
+                next_task = NO_TASK
+            elif told != NOBODY:
+                forming = _told_freed(ledger, world, told, now_s)
+                told = NOBODY
+            if forming != NOBODY:
+                form_and_start(ledger, world, forming, now_s)
+                forming = NOBODY
+            if task == NO_TASK and told == NOBODY:
+                break
+        if not is_arrival and future[entity]["sequence"] == sequence:
+            cancel(clock, future, entity)
+    return PAUSED
+
+
+@jit_inline
+def _arrive(ledger: Ledger, world: World, arrivals: Arrivals, index: int, now_s: float) -> int:
+    """Take in the next request and return its slot; -1 if it is refused or a custom rule has to choose for it first."""
+    clock = world.clock
+    requests = ledger.requests
+    slot = clock[0]["pending_slot"]
+    if slot < 0:
+        slot = take_slot(ledger)
+        _write_request(ledger, slot, clock[0]["first_row"] + index, arrivals, index)
+    verdict = place(ledger, slot, now_s)
+    if verdict == UNDECIDED:
+        clock[0]["pending_slot"] = slot
+        return -1
+    clock[0]["pending_slot"] = -1
+    if verdict == TOO_LONG:
+        requests[slot]["assigned_machine"] = NOBODY
+        requests[slot]["token_machine"] = NOBODY
+        see_end(ledger, world, slot)
+        free_slot(ledger, slot)
+        return -1
+    requests[slot]["assigned_machine"] = requests[slot]["prompt_machine"]
+    assign(ledger, slot)
+    return int(slot)
+
+
+@jit_inline
+def _write_request(ledger: Ledger, slot: int, row: int, arrivals: Arrivals, index: int) -> None:
+    """Fill a slot with the request at `index`: instants unset (-1), everything else zero."""
+    requests = ledger.requests
+    requests[slot]["row"] = row
+    requests[slot]["arrival_s"] = arrivals.arrival_s[index]
+    requests[slot]["prompt_tokens"] = arrivals.prompt_tokens[index]
+    requests[slot]["output_tokens"] = arrivals.output_tokens[index]
+    requests[slot]["expected_tokens"] = arrivals.expected_tokens[index]
+    requests[slot]["prompt_start_s"] = -1.0
+    requests[slot]["first_token_s"] = -1.0
+    requests[slot]["kv_ready_s"] = -1.0
+    requests[slot]["token_start_s"] = -1.0
+    requests[slot]["last_token_s"] = -1.0
+    requests[slot]["gap_max_s"] = 0.0
+    requests[slot]["running"] = 0
+    requests[slot]["prompt_count"] = 0
+    requests[slot]["token_count"] = 0
+    requests[slot]["prompt_held"] = 0
+    requests[slot]["token_held"] = 0
+    requests[slot]["blocks"] = 0
+    requests[slot]["arriving_blocks"] = 0
+    requests[slot]["emitted"] = 0
+    requests[slot]["computed"] = 0
+    requests[slot]["phase"] = PROMPT
+    requests[slot]["preemptions"] = 0
+    requests[slot]["stamp"] = 0
+    requests[slot]["flow"] = IDLE
+    requests[slot]["streamed"] = 0
+
+
+@jit_inline
+def _task_arrives(ledger: Ledger, world: World, task: int, now_s: float) -> int:
+    """Let a task come to its machine, where it waits; return the machine if it is idle and should form a batch.
+
+    A machine that is busy ends its step early instead, so that the task may join.
+    """
+    slot = task // 2
+    is_prompt = task % 2 == PROMPT
+    requests = ledger.requests
+    machines = ledger.machines
+    published = ledger.settings[0]["published"] != 0
+    machine = requests[slot]["prompt_machine"] if is_prompt else requests[slot]["token_machine"]
+    if is_prompt or not published:
+        push(ledger.lists[WAITING if is_prompt else READY, machine], task)
+    if published:
+        if is_prompt or requests[slot]["prompt_machine"] != machine:
+            _enter_present(ledger, machine, slot)
+        enqueue_published(ledger, machine, task)
+    lanes = machines[machine]["lanes"]
+    if lanes == 0:
+        if not published or fits(machines, machine, blocks_needed(ledger, task)):
+            return int(machine)
+        return NOBODY
+    limit = ledger.settings[0]["batch_prompt_tokens"]
+    tokens = requests[slot]["prompt_tokens"] if is_prompt else 1
+    joins = lanes < ledger.settings[0]["batch_requests"] and machines[machine]["batch_tokens"] + tokens <= limit
+    displaces = is_prompt and machines[machine]["prompt_lanes"] < lanes and tokens <= limit
+    if joins or displaces or not published:
+        cut(machines, world.clock, world.future, machine, now_s)
+    return NOBODY
+
+
+@jit_inline
+def _enter_present(ledger: Ledger, machine: int, slot: int) -> None:
+    """Insert a request into the published list of present ones, in order of arrival, behind equals."""
+    index = length(ledger.lists[PRESENT, machine])
+    arrival_s = ledger.requests["arrival_s"]
+    while index > 0 and arrival_s[entry(ledger.lists[PRESENT, machine], index - 1)] > arrival_s[slot]:
+        index -= 1
+    insert(ledger.lists[PRESENT, machine], index, slot)
+
+
+@jit_inline
+def _transfer_event(ledger: Ledger, world: World, slot: int, now_s: float) -> bool:
+    """Handle the next instant of a KV transfer: a retry, the last byte, the completion; return whether it is over."""
+    requests = ledger.requests
+    if requests[slot]["flow"] == WAITING_FOR_ROOM:
+        try_published(ledger, world, slot, now_s)
+        return False
+    if requests[slot]["flow"] == DRAINING:
+        drained(ledger, world, slot, now_s)
+        return False
+    requests[slot]["flow"] = IDLE
+    leave_prompt_machine(ledger, slot, now_s)
+    requests[slot]["kv_ready_s"] = now_s
+    return True
+
+
+@jit_inline
+def _told_freed(ledger: Ledger, world: World, machine: int, now_s: float) -> int:
+    """Let a machine use the memory that a transfer out of it has freed; return it if it should form a batch."""
+    machines = ledger.machines
+    lanes = machines[machine]["lanes"]
+    waits = False
+    if ledger.settings[0]["published"]:
+        if length(ledger.lists[QUEUE, machine]) > 0:
+            if lanes == 0:
+                waits = fits(machines, machine, blocks_needed(ledger, entry(ledger.lists[QUEUE, machine], 0)))
+            else:
+                room = lanes < ledger.settings[0]["batch_requests"]
+                waits = room and machines[machine]["batch_tokens"] < ledger.settings[0]["batch_prompt_tokens"]
+    elif lanes == 0:
+        return int(machine)
+    else:
+        if length(ledger.lists[LANDING, machine]) > 0:
+            admit_landings(ledger, world, machine, now_s)
+        waits = length(ledger.lists[WAITING, machine]) > 0
+    if not waits:
+        return NOBODY
+    if lanes == 0:
+        return int(machine)
+    cut(machines, world.clock, world.future, machine, now_s)
+    return NOBODY

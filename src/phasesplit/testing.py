@@ -1,0 +1,115 @@
+"""Doubles for tests: clusters and traces small enough to work out by hand, without any file."""
+
+import numpy as np
+
+from phasesplit.domain.cluster import Cluster, Pool, Role
+from phasesplit.domain.machine import Machine
+from phasesplit.domain.model import Model
+from phasesplit.domain.profile import PhaseTimes
+from phasesplit.domain.request import Trace
+
+KV_BYTES_PER_TOKEN = 1_000_000
+"""KV bytes of one token of `tiny_cluster`'s model: 2 x 2 bytes x 4 layers x 1 head x 62,500 wide."""
+LAYERS = 4
+"""Layers of `tiny_cluster`'s model."""
+
+_FAR_TOKENS = 1e6
+_FAR_REQUESTS = 4_096.0
+
+
+def tiny_cluster(
+    *pools: tuple[str, int],
+    prompt_s_per_token: float = 1e-3,
+    prompt_base_s: float = 0.0,
+    prompt_pair_s: float = 0.0,
+    token_s: float = 0.1,
+    token_s_per_request: float = 0.0,
+    token_context_s: float = 0.0,
+    capacity_tokens: int = 100_000,
+    hbm_share: float = 0.9,
+    nic_bytes_per_s: float = 1e9,
+) -> Cluster:
+    """Return a cluster of equal machines whose phase times are straight lines.
+
+    An iteration with B prompt tokens takes `prompt_base_s + prompt_s_per_token x B`, one with n requests in the token
+    phase `token_s + token_s_per_request x n`; `domain.profile.PhaseTimes` says what the other two terms add.
+
+    Args:
+        pools: Role and number of machines of each pool ("prompt", 2); by default one prompt and one token machine.
+        prompt_s_per_token: Seconds, > 0.
+        prompt_base_s: Seconds, >= 0.
+        prompt_pair_s: Seconds for each pair of a prompt token and a token it attends to, >= 0.
+        token_s: Seconds, > 0.
+        token_s_per_request: Seconds, >= 0.
+        token_context_s: Seconds for each token of context, >= 0.
+        capacity_tokens: Tokens of KV that a machine holds under rules with this `hbm_share`, and half a token more.
+        hbm_share: As in `Rules.hbm_share`: 0.9 by default, 1 under the published rules.
+        nic_bytes_per_s: Network bandwidth of a machine in each direction, > 0.
+    """
+    model = Model(
+        name="tiny",
+        layers=LAYERS,
+        hidden=62_500,
+        query_heads=1,
+        kv_heads=1,
+        head_dim=62_500,
+        parameters=1.0,
+        active_parameters=1.0,
+        weights_bytes=0.0,
+    )
+    machine = Machine(
+        name="tiny",
+        accelerators=1,
+        hbm_bytes=(capacity_tokens + 0.5) * KV_BYTES_PER_TOKEN / hbm_share,
+        hbm_bytes_per_s=1e12,
+        flops_per_s=1e12,
+        nic_bytes_per_s=nic_bytes_per_s,
+        provisioned_w=400.0,
+        idle_w=100.0,
+        prompt_w=300.0,
+        token_w=200.0,
+        price_usd_per_hour=1.0,
+        embodied_kg_co2e=1.0,
+    )
+    times = PhaseTimes(
+        source="made up for a test",
+        prompt_knots_tokens=np.array([0.0, _FAR_TOKENS]),
+        prompt_knots_s=prompt_base_s + prompt_s_per_token * np.array([0.0, _FAR_TOKENS]),
+        token_knots_requests=np.array([0.0, _FAR_REQUESTS]),
+        token_knots_s=token_s + token_s_per_request * np.array([0.0, _FAR_REQUESTS]),
+        prompt_pair_s=prompt_pair_s,
+        token_context_s=token_context_s,
+        measured_prompt_tokens=_FAR_TOKENS,
+        measured_requests=_FAR_REQUESTS,
+        mean_error=0.0,
+    )
+    return Cluster(
+        name="tiny",
+        model=model,
+        pools=tuple(
+            Pool(role=Role(role), count=count, machine=machine, times=times)
+            for role, count in pools or (("prompt", 1), ("token", 1))
+        ),
+        reference=times,
+    )
+
+
+def tiny_trace(*requests: tuple[float, int, int], oracle: bool = False, name: str = "tiny") -> Trace:
+    """Return a trace of a few requests.
+
+    Args:
+        requests: Arrival in seconds, prompt tokens and output tokens of each, in order of arrival.
+        oracle: Let the rules see the true output lengths, not their mean.
+        name: As in reports.
+
+    Raises:
+        SpecError: A value is not allowed, or the arrivals go back in time.
+    """
+    arrival_s, prompt_tokens, output_tokens = zip(*requests, strict=True) if requests else ((), (), ())
+    return Trace.from_columns(
+        name,
+        np.array(arrival_s, np.float64),
+        np.array(prompt_tokens, np.int32),
+        np.array(output_tokens, np.int32),
+        oracle=oracle,
+    )
