@@ -1,0 +1,86 @@
+"""The cluster and the rules that a command's options, and perhaps a cluster file, describe."""
+
+from typing import TYPE_CHECKING
+
+from phasesplit.errors import SpecError
+
+if TYPE_CHECKING:
+    from phasesplit.domain.cluster import Cluster
+    from phasesplit.scheduling.rules import Rules
+
+_RULES = ("default", "published")
+
+
+def cluster_and_rules(
+    file: str | None,
+    model: str | None,
+    pools: list[str] | None,
+    rules_name: str | None,
+    settings: list[str],
+    *,
+    profile: str | None,
+    reference: str,
+) -> tuple["Cluster", "Rules"]:
+    """Return the cluster, and the rules: those in the file, then the named ones, then single settings.
+
+    Args:
+        file: Cluster file, instead of a model and pools.
+        model: Model by name or path.
+        pools: Each `ROLE:COUNT:MACHINE`.
+        rules_name: default or published; None: what the file says.
+        settings: Each `FIELD=VALUE`.
+        profile: Measurements of one's own, as for `build_cluster`.
+        reference: Machine that slowdowns compare with.
+
+    Raises:
+        SpecError: Something is missing, contradictory, unknown or not allowed.
+    """
+    if rules_name is not None and rules_name not in _RULES:
+        raise SpecError.unknown("--rules", rules_name, _RULES)
+    if file is not None and (model or pools):
+        raise SpecError("--cluster: names model and pools itself, leave out --model and --pool")
+    if file is None and not (model and pools):
+        missing = "--model" if pools else "--pool" if model else "--model and --pool"
+        raise SpecError(f"{missing}: missing, say what is simulated (or give --cluster FILE.yaml)")
+    from phasesplit.files.catalog import build_cluster
+    from phasesplit.files.rules import rules_from
+
+    name, in_file = None, {}
+    if file is None:
+        parts = [_pool(text) for text in pools or []]
+    else:
+        from phasesplit.files.specs import load_cluster
+
+        spec = load_cluster(file)
+        name, model, in_file = spec.name, spec.model, dict(spec.rules)
+        parts = [(str(one.role), one.count, one.machine) for one in spec.pools]
+    rules = rules_from(in_file, f"{file}, rules" if file else "rules")
+    if rules_name is not None:
+        rules = rules_from({"published": rules_name == "published"}, "--rules", rules)
+    rules = rules_from(dict(_setting(text) for text in settings), "--set", rules)
+    assert model is not None  # noqa: S101 - checked above, or in the file
+    built = build_cluster(model, parts, published=rules.published, profile=profile, name=name, reference=reference)
+    return built, rules
+
+
+def _pool(text: str) -> tuple[str, int, str]:
+    """Return role, count and machine of `ROLE:COUNT:MACHINE`."""
+    from phasesplit.domain.cluster import Role
+    from phasesplit.files.schema import MOST_MACHINES
+
+    parts = text.split(":", 2)
+    if len(parts) != 3:
+        raise SpecError.bad("--pool", text, "ROLE:COUNT:MACHINE, such as prompt:25:dgx-h100")
+    role, count, machine = parts
+    if role not in list(Role):
+        raise SpecError.unknown(f"--pool {text}, role", role, Role)
+    if not (count.isascii() and count.isdigit() and 1 <= int(count[:12]) <= MOST_MACHINES):
+        raise SpecError.bad(f"--pool {text}, count", count, f"a whole number from 1 to {MOST_MACHINES:,}")
+    return role, int(count), machine
+
+
+def _setting(text: str) -> tuple[str, str]:
+    field, equals, value = text.partition("=")
+    if not equals:
+        raise SpecError.bad("--set", text, "FIELD=VALUE, such as transfer=serialized")
+    return field, value

@@ -1,0 +1,239 @@
+"""`phasesplit simulate`: what happens when a cluster serves a workload."""
+
+import math
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phasesplit.cli.cluster_options import cluster_and_rules
+from phasesplit.cli.demand import Demand
+from phasesplit.cli.outputs import checked_outputs, write_outputs
+from phasesplit.cli.progress import Progress
+from phasesplit.errors import SpecError
+
+if TYPE_CHECKING:
+    from phasesplit.domain.cluster import Cluster
+    from phasesplit.domain.request import Trace
+    from phasesplit.domain.slo import Slo
+    from phasesplit.scheduling.rules import Rules
+    from phasesplit.simulation.result import Result
+
+_COMPILING = "compiling the simulation kernel, once for this version (about 25 s) ..."
+
+
+def _option(*flags: str, text: str, metavar: str | None = None) -> Any:
+    return typer.Option(*flags, help=text, metavar=metavar, show_default=False)
+
+
+def simulate(
+    workload: Annotated[
+        str, _option("--workload", text="Trace file, - for standard input, or a shipped workload.", metavar="FILE|NAME")
+    ],
+    model: Annotated[str | None, _option("--model", text="Model by name, or its file.", metavar="NAME")] = None,
+    pool: Annotated[
+        list[str] | None,
+        _option(
+            "--pool",
+            text="Machines of one role (prompt, token, mixed or unsplit); may be repeated.",
+            metavar="ROLE:COUNT:MACHINE",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None, _option("--cluster", text="Cluster file instead of --model and --pool.", metavar="YAML")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        _option("--rate", text="Mean requests per second; by default the workload's own.", metavar="PER_S"),
+    ] = None,
+    duration: Annotated[
+        float | None, _option("--duration", text="Seconds of arrivals; by default the workload's own.", metavar="S")
+    ] = None,
+    count: Annotated[
+        int | None, _option("--count", text="So many requests instead of a duration.", metavar="N")
+    ] = None,
+    arrivals: Annotated[
+        str | None,
+        _option(
+            "--arrivals",
+            text="Arrival model instead of the workload's own: poisson, gamma:cv=2, weibull:cv=2, "
+            "on-off:on=5,off=60 or diurnal:amplitude=0.5 (times in s).",
+            metavar="MODEL",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, _option("--seed", text="Seed of everything drawn at random; by default 0.", metavar="N")
+    ] = None,
+    oracle: Annotated[
+        bool, _option("--oracle", text="Let the rules see the true output length of every request.")
+    ] = False,
+    layout: Annotated[
+        str | None, _option("--format", text="Layout of the trace file instead of telling it.", metavar="NAME")
+    ] = None,
+    columns: Annotated[
+        str | None, _option("--columns", text="Names of your columns: arrival=ts,prompt=in,output=out.", metavar="MAP")
+    ] = None,
+    time_unit: Annotated[
+        str | None, _option("--time-unit", text="Unit of numeric arrivals with --columns.", metavar="s|ms|us|ns")
+    ] = None,
+    skip_bad: Annotated[
+        bool, _option("--skip-bad", text="Drop and count wrong rows of a trace file instead of stopping.")
+    ] = False,
+    sort: Annotated[bool, _option("--sort", text="Sort the trace file by arrival instead of stopping.")] = False,
+    rules: Annotated[
+        str | None, _option("--rules", text="Scheduling rules to start from.", metavar="default|published")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        _option(
+            "--set",
+            text="A field of the rules, such as transfer=serialized or token-placement=two-choices; may be repeated.",
+            metavar="FIELD=VALUE",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, _option("--profile", text="Phase times you measured, laid out as perf_model.csv.", metavar="CSV")
+    ] = None,
+    reference: Annotated[
+        str, _option("--reference", text="Machine that slowdowns compare with; by default dgx-a100.", metavar="MACHINE")
+    ] = "dgx-a100",
+    slo: Annotated[
+        str, _option("--slo", text="What latencies are held against; by default splitwise.", metavar="splitwise|none")
+    ] = "splitwise",
+    grid_intensity: Annotated[
+        float | None,
+        _option("--grid-intensity", text="Carbon of a kWh; by default the world's average.", metavar="KG_PER_KWH"),
+    ] = None,
+    as_json: Annotated[bool, _option("--json", text="Print the result as JSON, and nothing else.")] = False,
+    requests: Annotated[
+        Path | None,
+        _option("--requests", text="Write a row for each request: .csv, .csv.gz, .parquet.", metavar="FILE"),
+    ] = None,
+    parquet: Annotated[
+        Path | None, _option("--parquet", text="Write the same rows as Parquet, as well.", metavar="FILE")
+    ] = None,
+    figure: Annotated[
+        Path | None, _option("--figure", text="Draw the result: .png, .pdf, .svg.", metavar="FILE")
+    ] = None,
+    html: Annotated[
+        Path | None, _option("--html", text="Write the report as one HTML file, figures inside.", metavar="FILE")
+    ] = None,
+    summary_only: Annotated[
+        bool, _option("--summary-only", text="Keep no row per request: memory stays small for any number of them.")
+    ] = False,
+    quiet: Annotated[bool, _option("--quiet", text="Print no report.")] = False,
+) -> None:
+    """Say what happens when a cluster serves a workload.
+
+    \b
+    Examples:
+    phasesplit simulate --rules published --model bloom-176b \\
+        --pool prompt:25:dgx-h100 --pool token:15:dgx-h100 \\
+        --workload trace.csv --requests out.csv
+    phasesplit simulate --model llama2-70b --pool unsplit:40:dgx-h100 \\
+        --workload azure-conversation --rate 70 --duration 600 --seed 1 --json
+    """  # noqa: D301 - \b is how click is told to keep these lines
+    outputs = checked_outputs(workload, requests=requests, parquet=parquet, figure=figure, html=html)
+    if summary_only and (requests or parquet):
+        raise SpecError("--summary-only: keeps no rows that --requests or --parquet could write")
+    demand = Demand(
+        source=workload,
+        rate_per_s=rate,
+        duration_s=duration,
+        count=count,
+        arrivals=arrivals,
+        seed=seed or 0,
+        oracle=oracle,
+        layout=layout,
+        columns=columns,
+        time_unit=time_unit,
+        skip_bad=skip_bad,
+        sort=sort,
+    )
+    judged_by = _slo(slo)
+    grid_kg_per_kwh = _grid(grid_intensity)
+    served_by, by_rules = cluster_and_rules(
+        cluster,
+        model,
+        pool,
+        rules,
+        [*([] if seed is None else [f"seed={seed}"]), *(settings or [])],
+        profile=profile,
+        reference=reference,
+    )
+    trace: Trace | Iterable[Trace]
+    if summary_only and not demand.is_file:
+        trace = demand.stretches()
+    else:
+        trace, dropped = demand.trace()
+        if dropped:
+            typer.echo(dropped, err=True)
+    result, elapsed_s = _simulated(
+        served_by, trace, by_rules, keep=not summary_only, slo=judged_by, grid_kg_per_kwh=grid_kg_per_kwh, quiet=quiet
+    )
+    write_outputs(result, outputs)
+    if as_json:
+        import orjson
+
+        from phasesplit.files.results import result_summary
+
+        summary = {**result_summary(result), "elapsed_s": elapsed_s}
+        typer.echo(orjson.dumps(summary, option=orjson.OPT_INDENT_2).decode())
+    elif not quiet:
+        from phasesplit.cli.report import print_report
+
+        print_report(result, elapsed_s)
+        for path in outputs:
+            typer.echo(f"wrote {path}")
+
+
+def _slo(name: str) -> "Slo":
+    from phasesplit.domain.slo import SPLITWISE, Slo
+
+    known = {"splitwise": SPLITWISE, "none": Slo("none", ())}
+    if name not in known:
+        raise SpecError.unknown("--slo", name, known)
+    return known[name]
+
+
+def _grid(kg_per_kwh: float | None) -> float:
+    from phasesplit.domain.money import WORLD_GRID_KG_PER_KWH
+
+    if kg_per_kwh is None:
+        return WORLD_GRID_KG_PER_KWH
+    if not 0 <= kg_per_kwh <= 10 or math.isnan(kg_per_kwh):
+        raise SpecError.bad("--grid-intensity", kg_per_kwh, "0 to 10 kg of CO2 per kWh")
+    return kg_per_kwh
+
+
+def _simulated(
+    cluster: "Cluster",
+    trace: "Trace | Iterable[Trace]",
+    rules: "Rules",
+    *,
+    keep: bool,
+    slo: "Slo",
+    grid_kg_per_kwh: float,
+    quiet: bool,
+) -> tuple["Result", float]:
+    """Return the result, and how long it took to simulate in seconds."""
+    from phasesplit import _jit
+    from phasesplit.simulation.run import simulate as simulate_trace
+
+    if not _jit.CACHE_IS_WARM and not quiet:
+        typer.echo(_COMPILING, err=True)
+    with Progress(shown=not quiet and sys.stderr.isatty()) as progress:
+        began_s = time.perf_counter()
+        result = simulate_trace(
+            cluster,
+            trace,
+            rules,
+            keep=keep,
+            slo=slo,
+            grid_kg_per_kwh=grid_kg_per_kwh,
+            on_progress=progress,
+        )
+        return result, time.perf_counter() - began_s
