@@ -21,10 +21,14 @@ $(STAMP): pyproject.toml
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP) ## simulate the paper's conversation cluster, or your own trace: make demo TRACE=file
+demo: $(STAMP) ## simulate the paper's conversation cluster; with TRACE=file, your trace unsplit and split
+ifdef TRACE
+	@python scripts/compare_splits.py '$(TRACE)'
+else
 	@mkdir -p out
 	@phasesplit simulate --model bloom-176b --pool prompt:25:dgx-h100 --pool token:15:dgx-h100 \
-		--workload $(or $(TRACE),azure-conversation) $(if $(TRACE),,--rate 70 --duration 600 --seed 1) --html out/demo.html
+		--workload azure-conversation --rate 70 --duration 600 --seed 1 --html out/demo.html
+endif
 
 test: $(STAMP) ## run the tests
 	@pytest

@@ -1,0 +1,179 @@
+"""The compiled kernel against the naive twins, request by request, on random small cases and one of realistic size."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agreement.drawn import default_case, published_case
+from agreement.twins import Case, default_input, published_input
+from driving import done_rows, drive
+from naive import default, published
+from naive.default_parts import Counters, Request
+from naive.parts import Outcome, Result
+from phasesplit.files.catalog import build_cluster
+from phasesplit.files.traces import read_trace
+from phasesplit.scheduling.rules import Rules
+from phasesplit.simulation.setup import State
+from phasesplit.simulation.world import COMPLETED, REFUSED
+
+TOLERANCE = 1e-9
+
+LEDGER_COUNTS = (
+    "preemptions", "evictions", "prompt_to_mixed", "token_to_mixed", "returns", "repurposed", "one_machine",
+)  # fmt: skip
+CLOCK_COUNTS = ("layerwise", "serialized", "refilled")
+MACHINE_COUNTS = ("steps", "iterations", "task_iterations")
+
+KINDS = (
+    "evictions", "prompts_evicted", "preemptions", "prompt_to_mixed", "token_to_mixed", "both_to_least_loaded",
+    "returns", "repurposed", "layerwise", "streams_without_room", "serialized", "landings_waited", "landing_cuts",
+    "arrival_cuts", "refilled", "chunks_continued", "rebuilt",
+)  # fmt: skip
+"""What the twin counts and each rule needs at least once."""
+SEEDS = (1, 15, 49, 207, 211, 1275, 1585, 2426, 2661)
+"""Of cases that come to all of it."""
+PUBLISHED_KINDS = ("preemptions", "token_to_mixed", "prompt_to_mixed", "back_from_mixed", "same_instance")
+PUBLISHED_SEEDS = (60, 76, 101)
+
+
+def counts_of(state: State) -> dict[str, int]:
+    """Return the kernel's counters."""
+    counts = {name: int(state.ledger.counters[name][0]) for name in LEDGER_COUNTS}
+    counts |= {name: int(state.world.clock[name][0]) for name in CLOCK_COUNTS}
+    counts |= {name: int(state.ledger.machines[name].sum()) for name in MACHINE_COUNTS}
+    return counts
+
+
+def close(values_s: Iterable[float]) -> object:
+    return pytest.approx(list(values_s), rel=TOLERANCE, abs=TOLERANCE)
+
+
+def assert_equal_by_default(case: Case) -> Counters:
+    """Compare kernel and twin under the default rules; return the twin's counters."""
+    state = drive(case.cluster, case.rules, case.trace)
+    twin = default.simulate(*default_input(case))
+    rows = done_rows(state)
+    assert len(rows) == len(twin.requests)
+    for request, row in zip(twin.requests, rows, strict=True):
+        assert row["row"] == request.number
+        if request.refused:
+            assert row["status"] == REFUSED
+            continue
+        assert row["status"] == COMPLETED
+        assert whole_numbers_of(request) == (row["prompt_instance"], row["token_instance"], row["preemptions"])
+        names = ("prompt_start_s", "first_token_s", "kv_ready_s", "token_start_s", "last_token_s", "gap_max_s")
+        assert [float(row[name]) for name in names] == close(times_of(request)), f"request {request.number}"
+    assert counts_of(state) == {name: getattr(twin.counters, name) for name in counts_of(state)}
+    return twin.counters
+
+
+def whole_numbers_of(request: Request) -> tuple[int, int, int]:
+    assert request.assigned is not None
+    assert request.token_machine is not None
+    return request.assigned.number, request.token_machine.number, request.preemptions
+
+
+def times_of(request: Request) -> tuple[float, ...]:
+    return (
+        request.prompt_start_s,
+        request.emitted_s[0],
+        request.kv_ready_s,
+        request.token_start_s,
+        request.emitted_s[-1],
+        request.gap_max_s,
+    )
+
+
+def assert_equal_by_published_rules(case: Case) -> Result:
+    """Compare kernel and twin under the published rules; return what the twin found."""
+    state = drive(case.cluster, case.rules, case.trace)
+    twin = published.simulate(*published_input(case))
+    left = {int(row["row"]): row for row in state.ledger.requests if row["row"] >= 0}
+    ended = {int(row["row"]): row for row in done_rows(state)}
+    assert sorted(left | ended) == list(range(len(twin.outcomes)))
+    for number, outcome in enumerate(twin.outcomes):
+        assert outcome.completed == (number in ended), f"request {number}"
+        row = ended[number] if outcome.completed else left[number]
+        machine = row["prompt_instance"] if outcome.completed else row["assigned_machine"]
+        token_machine = row["token_instance"] if outcome.completed else row["token_machine"]
+        assert (outcome.prompt_instance, outcome.token_instance) == (machine, token_machine), f"request {number}"
+        assert published_times(row, completed=outcome.completed) == close(outcome_times(outcome)), f"request {number}"
+    counters = state.ledger.counters[0]
+    expected = twin.counters
+    assert {name: int(state.ledger.machines[name].sum()) for name in MACHINE_COUNTS} == {
+        name: getattr(expected, name) for name in MACHINE_COUNTS
+    }
+    assert [int(counters[name]) for name in LEDGER_COUNTS] == [
+        expected.preemptions,
+        0,
+        expected.prompt_to_mixed,
+        expected.token_to_mixed,
+        expected.back_from_mixed,
+        0,
+        expected.same_instance,
+    ]
+    return twin
+
+
+def published_times(row: Any, *, completed: bool) -> list[float]:
+    """Return TTFT, E2E, queue and second-token overhead from a record or a slot; -1 for what never came."""
+    names = ("arrival_s", "prompt_start_s", "first_token_s", "token_start_s", "last_token_s")
+    arrival_s, prompt_start_s, first_s, token_start_s, last_s = (float(row[name]) for name in names)
+    return [
+        first_s - arrival_s if first_s >= 0 else -1.0,
+        last_s - arrival_s if completed else -1.0,
+        prompt_start_s - arrival_s if prompt_start_s >= 0 else -1.0,
+        token_start_s - first_s if token_start_s >= 0 else -1.0,
+    ]
+
+
+def outcome_times(outcome: Outcome) -> list[float]:
+    times_s = (outcome.ttft_s, outcome.e2e_s, outcome.queue_s, outcome.second_token_overhead_s)
+    return [-1.0 if math.isnan(time_s) else time_s for time_s in times_s]
+
+
+@settings(max_examples=300, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_default_rules_on_random_cases(random: Random) -> None:
+    """The kernel would not do what the rules say: a time, a machine or a count of a small case differs."""
+    assert_equal_by_default(default_case(random))
+
+
+def test_default_rules_on_cases_that_come_to_everything() -> None:
+    """The kernel would differ in something rare; or agreement would be empty, as it happens in none of the cases."""
+    all_counters = [assert_equal_by_default(default_case(Random(seed))) for seed in SEEDS]
+    assert [kind for kind in KINDS if not any(getattr(counters, kind) for counters in all_counters)] == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_published_rules_on_random_cases(random: Random) -> None:
+    """The kernel would not be the published simulator: a time, an instance or a count of a small case differs."""
+    assert_equal_by_published_rules(published_case(random))
+
+
+def test_published_rules_on_cases_that_come_to_everything() -> None:
+    """The kernel would differ in something rare; or agreement would be empty, as it happens in none of the cases."""
+    results = [assert_equal_by_published_rules(published_case(Random(seed))) for seed in PUBLISHED_SEEDS]
+    all_counters = [result.counters for result in results]
+    assert [kind for kind in PUBLISHED_KINDS if not any(getattr(each, kind) for each in all_counters)] == []
+    assert any(not outcome.completed for result in results for outcome in result.outcomes)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    "pools",
+    [[("prompt", 2, "dgx-h100"), ("token", 1, "dgx-h100")], [("unsplit", 3, "dgx-h100")]],
+    ids=["split", "unsplit"],
+)
+def test_default_rules_on_a_published_trace(pools: list[tuple[str, int, str]], shared_data: Path) -> None:
+    """The kernel would differ from the rules at a realistic size, where batches are large and steps long."""
+    trace, _ = read_trace(shared_data / "splitwise-sim" / "rr_conv_70_2min.csv.gz")
+    cluster = build_cluster("bloom-176b", pools)
+    assert_equal_by_default(Case(cluster, trace.head(400), Rules()))

@@ -1,0 +1,32 @@
+"""What all tests share: where the reference files lie, and what happens where they are absent."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED_DATA = ROOT.parent / "shared" / "data"
+ABSENT = f"needs the reference files at ../{SHARED_DATA.relative_to(ROOT.parent)}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `shared` where there are no reference files; their number is in the summary."""
+    if SHARED_DATA.is_dir():
+        return
+    for item in items:
+        if item.get_closest_marker("shared"):
+            item.add_marker(pytest.mark.skip(reason=ABSENT))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Return the repository's root."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Return the folder of reference files, which no test writes to; the test is skipped where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(ABSENT)
+    return SHARED_DATA

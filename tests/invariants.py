@@ -1,0 +1,145 @@
+"""What must hold of a ledger between any two events, and of the records of a run."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit.scheduling.ledger import (
+    LANDING,
+    LANE_TASK,
+    MIXED,
+    POOLS,
+    PREEMPTED,
+    PRESENT,
+    PROMPT,
+    QUEUE,
+    READY,
+    TOKEN,
+    UNSPLIT,
+    WAITING,
+    Ledger,
+)
+from phasesplit.scheduling.lists import entry, length
+from phasesplit.scheduling.tournament import NOBODY, PROMPT_LOAD, TOKEN_LOAD, least_loaded
+from phasesplit.simulation.setup import State
+from phasesplit.simulation.world import COMPLETED
+
+TREES = [(PROMPT_LOAD, (PROMPT, MIXED, UNSPLIT)), (TOKEN_LOAD, (TOKEN, MIXED))]
+"""The loads, and the pools whose tournaments are kept for them."""
+
+
+def entries(ledger: Ledger, kind: int, machine: int) -> list[int]:
+    row = ledger.lists[kind, machine]
+    return [entry(row, index) for index in range(length(row))]
+
+
+def lane_tasks(ledger: Ledger, machine: int) -> list[int]:
+    return ledger.lanes[LANE_TASK, machine, : ledger.machines["lanes"][machine]].tolist()
+
+
+def pool_machines(ledger: Ledger, pool: int) -> list[int]:
+    return ledger.members[pool, 1 : 1 + ledger.members[pool, 0]].tolist()
+
+
+def check_state(state: State) -> None:
+    """Raise an AssertionError unless every account of the ledger agrees with what is really there."""
+    ledger = state.ledger
+    check_memory(ledger)
+    check_pools(ledger)
+    check_loads(ledger)
+    for machine in range(ledger.machines.size):
+        check_machine(ledger, machine)
+
+
+def check_memory(ledger: Ledger) -> None:
+    """Used blocks lie within the capacity and are the sum of what requests hold or have held for them."""
+    machines, requests = ledger.machines, ledger.requests
+    assert (machines["used_blocks"] >= 0).all(), machines["used_blocks"]
+    assert (machines["used_blocks"] <= machines["capacity_blocks"]).all(), machines["used_blocks"]
+    assert (machines["committed_blocks"] >= 0).all(), machines["committed_blocks"]
+    live = requests[requests["row"] >= 0]
+    held = np.zeros(machines.size, np.int64)
+    arriving = live["arriving_blocks"] > 0
+    on_token = (live["prompt_machine"] == live["token_machine"]) | (
+        (live["phase"] == TOKEN) & (live["kv_ready_s"] >= 0)
+    )
+    owner = np.where(on_token & ~arriving, live["token_machine"], live["assigned_machine"])
+    np.add.at(held, owner, live["blocks"])
+    np.add.at(held, live["token_machine"], live["arriving_blocks"])
+    if ledger.settings["published"][0] or not _grown_in_flight(ledger):
+        assert machines["used_blocks"].tolist() == held.tolist()
+
+
+def _grown_in_flight(ledger: Ledger) -> bool:
+    """Whether running token lanes have grown beyond what their requests have written down as theirs."""
+    return any(task % 2 == TOKEN for machine in range(ledger.machines.size) for task in lane_tasks(ledger, machine))
+
+
+def check_pools(ledger: Ledger) -> None:
+    """Every machine is in the one pool that its record names."""
+    found = {machine: pool for pool in range(POOLS) for machine in pool_machines(ledger, pool)}
+    assert sum(ledger.members[:, 0]) == ledger.machines.size
+    assert [found[machine] for machine in range(ledger.machines.size)] == ledger.machines["pool"].tolist()
+
+
+def check_loads(ledger: Ledger) -> None:
+    """The machine that rules find in a pool is the one with the lowest key."""
+    for load, pools in TREES:
+        for pool in pools:
+            members = pool_machines(ledger, pool)
+            found = least_loaded(ledger.members, ledger.keys, ledger.trees, load, pool)
+            if not members:
+                assert found == NOBODY
+            else:
+                assert found in members
+                assert ledger.keys[load, found] == min(ledger.keys[load, machine] for machine in members)
+
+
+def check_machine(ledger: Ledger, machine: int) -> None:
+    """A machine's sums are those of its lanes, and no task is in two places."""
+    machines, requests = ledger.machines, ledger.requests
+    own = machines[machine]
+    lanes = lane_tasks(ledger, machine)
+    assert own["prompt_lanes"] == sum(task % 2 == PROMPT for task in lanes)
+    assert all(requests["running"][task // 2] for task in lanes)
+    if ledger.settings["published"][0]:
+        waiting = entries(ledger, QUEUE, machine)
+        assert {task for task in entries(ledger, WAITING, machine)} <= set(waiting)
+        assert {task for task in entries(ledger, PREEMPTED, machine)} <= set(waiting)
+        present = entries(ledger, PRESENT, machine)
+        assert len(present) == len(set(present))
+        assert {task // 2 for task in lanes + waiting} == set(present)
+    else:
+        waiting = [task for kind in (WAITING, PREEMPTED, READY) for task in entries(ledger, kind, machine)]
+        waiting += [2 * slot + TOKEN for slot in entries(ledger, LANDING, machine)]
+    everywhere = lanes + waiting
+    assert len(everywhere) == len(set(everywhere)), everywhere
+    assert all(requests["row"][task // 2] >= 0 for task in everywhere)
+    live = requests[requests["row"] >= 0]
+    in_prompt = live[(live["prompt_machine"] == machine) & (live["phase"] == PROMPT)]
+    assert own["prompt_requests"] == in_prompt.size
+    assert own["token_requests"] == (live["token_machine"] == machine).sum()
+    emitted = in_prompt["emitted"]
+    pending = int(in_prompt["prompt_tokens"].sum() + emitted.sum()) + int(own["token_requests"])
+    assert own["pending_tokens"] == pending
+    expected = live["expected_tokens"][live["token_machine"] == machine]
+    assert own["pending_output_tokens"] == expected.sum()
+    assert own["sending"] == ((live["flow"] > 0) & (live["flow"] < 3) & (live["assigned_machine"] == machine)).sum()
+    assert own["receiving"] == ((live["flow"] > 0) & (live["flow"] < 3) & (live["token_machine"] == machine)).sum()
+    assert lanes or not own["batch_tokens"]
+    assert lanes or not own["context_tokens"]
+
+
+def check_records(done: NDArray[np.void], requests: int) -> None:
+    """Each request ended exactly once, and its instants follow one another."""
+    assert done["row"].tolist() == list(range(requests))
+    done = done[done["status"] == COMPLETED]
+    assert (done["prompt_start_s"] >= done["arrival_s"]).all()
+    assert (done["first_token_s"] > done["prompt_start_s"]).all()
+    assert (done["last_token_s"] >= done["first_token_s"]).all()
+    several = done[done["output_tokens"] > 1]
+    assert (several["kv_ready_s"] >= several["first_token_s"]).all()
+    assert (several["token_start_s"] >= several["kv_ready_s"]).all()
+    assert (several["last_token_s"] >= several["token_start_s"]).all()
+    assert (several["gap_max_s"] > 0).all()
+    mean_s = (several["last_token_s"] - several["first_token_s"]) / (several["output_tokens"] - 1)
+    assert (several["gap_max_s"] >= mean_s * (1 - 1e-9)).all()

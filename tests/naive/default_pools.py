@@ -1,0 +1,160 @@
+"""Placement and pools by the default rules: section 2 of docs/rules.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from naive.agenda import Agenda
+from naive.default_machine import Machine
+from naive.default_parts import Counters, Request, Role, Rules
+
+M32 = 0xFFFFFFFF
+
+
+def scramble(x: int) -> int:
+    """The function h of the rules."""
+    x ^= x >> 16
+    x = x * 0x21F0AAAD & M32
+    x ^= x >> 15
+    x = x * 0x735A2D97 & M32
+    return x ^ x >> 15
+
+
+class Pools:
+    """Who is where, and who takes the next request."""
+
+    def __init__(self, machines: Sequence[Machine], rules: Rules, agenda: Agenda, counters: Counters) -> None:
+        self.rules = rules
+        self.agenda = agenda
+        self.counters = counters
+        self.draws = 0
+        self.ranks = 0
+        self.turns = {"prompt": 0, "token": 0}
+        self.members: dict[Role, list[Machine]] = {"prompt": [], "token": [], "mixed": [], "unsplit": []}
+        for machine in machines:
+            self.enter(machine, machine.home)
+
+    def draw(self) -> int:
+        self.draws += 1
+        return scramble((self.draws + self.rules.seed % 2**31 * 0x61C88647) % 2**32)
+
+    def rank_last(self, machine: Machine) -> None:
+        self.ranks += 1
+        machine.rank = self.ranks
+
+    def enter(self, machine: Machine, pool: Role) -> None:
+        self.members[pool].append(machine)
+        self.rank_last(machine)
+
+    # Loads
+
+    def prompt_load(self, machine: Machine) -> int:
+        match self.rules.prompt_placement:
+            case "jsq-requests":
+                return machine.prompt_phases + machine.token_phases
+            case "jsq-kv":
+                return machine.committed_blocks
+        return machine.pending_tokens
+
+    def token_load(self, machine: Machine) -> int:
+        match self.rules.token_placement:
+            case "jsq-requests":
+                return machine.prompt_phases + machine.token_phases
+            case "jsq-tokens":
+                return machine.pending_output_tokens
+        return machine.committed_blocks
+
+    def least(self, load: Callable[[Machine], int], machines: Sequence[Machine]) -> Machine:
+        return min(machines, key=lambda machine: (load(machine), machine.rank))
+
+    def pick(self, phase: Literal["prompt", "token"], pool: Role) -> Machine | None:
+        members = self.members[pool]
+        if not members:
+            return None
+        rule = self.rules.prompt_placement if phase == "prompt" else self.rules.token_placement
+        load = self.prompt_load if phase == "prompt" else self.token_load
+        if rule == "round-robin":
+            turn = self.turns[phase]
+            self.turns[phase] += 1
+            return members[turn % len(members)]
+        if rule == "random":
+            return members[self.draw() % len(members)]
+        if rule == "two-choices":
+            return self.least(load, [members[self.draw() % len(members)], members[self.draw() % len(members)]])
+        return self.least(load, members)
+
+    # Choosing
+
+    def choose(self, request: Request) -> tuple[Machine, Machine]:
+        if self.members["unsplit"]:
+            machine = self.pick("prompt", "unsplit")
+            assert machine is not None
+            return machine, machine
+        prompt_side = self.pick_for_prompt("prompt", request) or self.pick_for_prompt("mixed", request)
+        token_side = self.pick_for_tokens("token", request) or self.pick_for_tokens("mixed", request)
+        if prompt_side is None and self.members["token"]:
+            prompt_side = self.least(self.prompt_load, self.members["token"])
+            self.counters.token_to_mixed += 1
+            self.move_to_mixed(prompt_side)
+        if token_side is None and self.members["prompt"]:
+            token_side = self.least(self.token_load, self.members["prompt"])
+            self.counters.prompt_to_mixed += 1
+            self.move_to_mixed(token_side)
+        if prompt_side is None or token_side is None:
+            self.counters.both_to_least_loaded += 1
+            pools: list[Role] = ["prompt", "mixed", "token"]
+            best = [self.least(self.prompt_load, self.members[pool]) for pool in pools if self.members[pool]]
+            prompt_side = token_side = min(best, key=self.prompt_load)
+        return prompt_side, token_side
+
+    def pick_for_prompt(self, pool: Role, request: Request) -> Machine | None:
+        machine = self.pick("prompt", pool)
+        if machine is None:
+            return None
+        queue = machine.waiting or machine.ready or machine.preempted
+        too_long = machine.pending_tokens + request.arrival.prompt_tokens > self.rules.spill_tokens
+        return None if queue and too_long else machine
+
+    def pick_for_tokens(self, pool: Role, request: Request) -> Machine | None:
+        machine = self.pick("token", pool)
+        if machine is None or machine.committed_blocks + request.expected_blocks > machine.capacity_blocks:
+            return None
+        return machine
+
+    def assign(self, request: Request, prompt_side: Machine, token_side: Machine) -> None:
+        request.assigned = request.prompt_machine = prompt_side
+        request.token_machine = token_side
+        prompt_side.prompt_phases += 1
+        prompt_side.pending_tokens += request.arrival.prompt_tokens
+        token_side.token_phases += 1
+        token_side.pending_tokens += 1
+        token_side.pending_output_tokens += request.arrival.expected_tokens
+        token_side.committed_blocks += request.expected_blocks
+        if prompt_side is not token_side:
+            prompt_side.committed_blocks += request.first_blocks
+            self.rank_last(prompt_side)
+        else:
+            self.counters.one_machine += 1
+        self.rank_last(token_side)
+
+    # The mixed pool
+
+    def move_to_mixed(self, machine: Machine) -> None:
+        self.members[machine.home].remove(machine)
+        self.enter(machine, "mixed")
+        machine.mixed_since_s = self.agenda.now_s
+
+    def leave_mixed(self, machine: Machine) -> None:
+        if machine not in self.members["mixed"] or machine.home == "mixed":
+            return
+        foreign = machine.prompt_phases if machine.home == "token" else machine.token_phases
+        if foreign == 0:
+            self.counters.returns += 1
+        elif self.agenda.now_s - machine.mixed_since_s >= self.rules.repurpose_after_s and self.members[machine.home]:
+            self.counters.repurposed += 1
+            machine.home = "prompt" if machine.home == "token" else "token"
+        else:
+            return
+        self.members["mixed"].remove(machine)
+        self.enter(machine, machine.home)
