@@ -49,7 +49,7 @@ def drive(
     *,
     budget: int = 1 << 20,
     trees: bool = False,
-    after: Callable[[State], None] = lambda state: None,
+    after: Callable[[State], None] | None = None,
 ) -> State:
     """Run to the end, at most `budget` events a call, and call `after` behind each call; return the last state."""
     state, arrivals = begin(cluster, rules, trace)
@@ -65,7 +65,8 @@ def drive(
         elif status == kernel.NEED_ROOM:
             state = State(with_room(ledger, 2 * ledger.lanes.shape[2]), world)
         else:
-            after(state)
+            if after is not None:
+                after(state)
             if status == kernel.FINISHED:
                 return state
             assert status == kernel.PAUSED, status

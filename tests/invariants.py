@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from phasesplit.scheduling.lanes import growth
 from phasesplit.scheduling.ledger import (
     LANDING,
     LANE_TASK,
@@ -51,11 +52,15 @@ def check_state(state: State) -> None:
 
 
 def check_memory(ledger: Ledger) -> None:
-    """Used blocks lie within the capacity and are the sum of what requests hold or have held for them."""
+    """Used blocks lie within the capacity, now and at the end of the steps, and are what requests hold between them."""
     machines, requests = ledger.machines, ledger.requests
     assert (machines["used_blocks"] >= 0).all(), machines["used_blocks"]
     assert (machines["used_blocks"] <= machines["capacity_blocks"]).all(), machines["used_blocks"]
     assert (machines["committed_blocks"] >= 0).all(), machines["committed_blocks"]
+    if not ledger.settings["published"][0]:
+        for machine in np.flatnonzero(machines["lanes"]):
+            grown = growth(ledger, machine, machines["step_iterations"][machine])
+            assert machines["used_blocks"][machine] + grown <= machines["capacity_blocks"][machine], machine
     live = requests[requests["row"] >= 0]
     held = np.zeros(machines.size, np.int64)
     arriving = live["arriving_blocks"] > 0
@@ -103,8 +108,8 @@ def check_machine(ledger: Ledger, machine: int) -> None:
     assert all(requests["running"][task // 2] for task in lanes)
     if ledger.settings["published"][0]:
         waiting = entries(ledger, QUEUE, machine)
-        assert {task for task in entries(ledger, WAITING, machine)} <= set(waiting)
-        assert {task for task in entries(ledger, PREEMPTED, machine)} <= set(waiting)
+        assert set(entries(ledger, WAITING, machine)) <= set(waiting)
+        assert set(entries(ledger, PREEMPTED, machine)) <= set(waiting)
         present = entries(ledger, PRESENT, machine)
         assert len(present) == len(set(present))
         assert {task // 2 for task in lanes + waiting} == set(present)

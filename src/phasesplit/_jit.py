@@ -2,7 +2,7 @@
 
 Numba's disk cache does not notice that a function called by a cached one was edited, so the cache lives in a directory
 named by a digest of the package's sources: an edit anywhere gives a fresh directory. With `PHASESPLIT_JIT=0` in the
-environment `jit` and `jit_inline` return the plain Python function, so that compiled and interpreted runs can be
+environment `jit` and its neighbours return the plain Python function, so that compiled and interpreted runs can be
 compared byte for byte.
 """
 
@@ -72,17 +72,33 @@ def jit(function: F) -> F:
     """
     if not JIT_ENABLED:
         return function
-    compiled: F = numba.njit(cache=CACHE_DIRECTORY is not None, nogil=True, _nrt=False, error_model="numpy")(function)
+    compiled: F = numba.njit(
+        cache=CACHE_DIRECTORY is not None, nogil=True, _nrt=False, error_model="numpy", no_cfunc_wrapper=True
+    )(function)
     return compiled
 
 
 def jit_inline(function: F) -> F:
     """Return `function` to be written out where it is called, before types are inferred.
 
-    For small functions, and for functions on the hot path that are called from one place: no call then has to hand over
-    all the columns.
+    For small functions: no call then has to hand over all the columns.
     """
     if not JIT_ENABLED:
         return function
     compiled: F = numba.njit(_nrt=False, error_model="numpy", inline="always")(function)
+    return compiled
+
+
+def jit_part(function: F) -> F:
+    """Return `function` compiled apart and inlined by LLVM: for large parts of the loop, called from one place each.
+
+    Written out before types are inferred, as by `jit_inline`, they would make one function that takes half as long
+    again to compile and up to a third longer to run (measured); called, they would have all the columns handed over.
+    Such a function cannot be called from Python.
+    """
+    if not JIT_ENABLED:
+        return function
+    compiled: F = numba.njit(
+        _nrt=False, error_model="numpy", no_cfunc_wrapper=True, no_cpython_wrapper=True, forceinline=True
+    )(function)
     return compiled

@@ -38,6 +38,11 @@ ROLES = [
 ]  # fmt: skip
 
 
+def seeded(seed: int) -> Random:
+    """Return a source of draws that are the same in every run."""
+    return Random(seed)  # noqa: S311 - nothing secret is drawn
+
+
 def phase_times(random: Random) -> PhaseTimes:
     """Return times of which every sum is exact."""
     per_token = TICK_S / random.choice([1, 4, 32])

@@ -80,7 +80,7 @@ def test_shortest_queue_lies_between_one_shared_queue_and_separate_ones() -> Non
     utilisation, service_s, servers = 0.7, 0.1, 4
     waits_s = [r.metrics["queue_s"].mean for r in runs(servers, servers * utilisation / service_s, (100,))]
     shared_s = erlang_c(servers, utilisation) * service_s / (servers * (1 - utilisation))
-    # With constant service times a shared queue waits about half as long as with exponential ones (Cosmetatos: a bit more).
+    # With constant service times a shared queue waits half as long as with exponential ones, or a bit more.
     assert 0.5 * shared_s < np.mean(waits_s) < utilisation * service_s / (2 * (1 - utilisation)) / 2
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ def default_input(
     trace, model, rules = case.trace, case.cluster.model, case.rules
     columns = (trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.expected_tokens)
     arrivals = [default_parts.Arrival(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-    spelled = {
+    spelled: dict[str, Any] = {
         field: next(name for name, member in NAMES[type(value)].items() if member == value)
         for field in ("prompt_placement", "token_placement", "batching", "unsplit_batching")
         for value in [getattr(rules, field)]
@@ -95,7 +96,7 @@ def published_input(case: Case) -> tuple[list[parts.Arrival], list[parts.Machine
     arrivals = [parts.Arrival(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     machines = [
         parts.Machine(
-            pool.role.value,
+            cast("parts.Role", pool.role.value),
             _knots(pool.times.prompt_knots_tokens, pool.times.prompt_knots_s),
             _knots(pool.times.token_knots_requests, pool.times.token_knots_s),
             pool.machine.hbm_bytes,

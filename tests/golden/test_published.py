@@ -63,7 +63,7 @@ OVERLOAD = {
     "bloom-176b__rr_conv_70_2min_first900__aa_4p_2t": (1313, 5347, 5543, 2, 4, 859),
     "llama2-70b__rr_conv_70_2min_first600__hh_3p_2t": (852, 3514, 4205, 2, 0, 557),
 }
-"""Steps, iterations, preemptions, moves token -> mixed and prompt -> mixed, requests with both phases on one machine."""
+"""Steps, iterations, preemptions, moves token -> mixed, prompt -> mixed, requests with both phases on one machine."""
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from naive.parts import Knots, interpolate
@@ -47,7 +48,7 @@ class Times:
     token_context_s: float = 0.0
 
     def iteration_s(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> float:
-        """Return the time of an iteration: of prompts (tokens computed, tokens before them), of token tasks' contexts."""
+        """Return the time of an iteration: prompts by (tokens computed, tokens before them), token tasks by context."""
         requests = len(contexts)
         context_s = self.token_context_s * sum(contexts)
         token_s = max(interpolate(self.token_knots, requests), 0.0)
@@ -164,7 +165,7 @@ class Request:
 
     @property
     def gap_max_s(self) -> float:
-        return max((after - before for before, after in zip(self.emitted_s, self.emitted_s[1:])), default=0.0)
+        return max((after - before for before, after in pairwise(self.emitted_s)), default=0.0)
 
 
 @dataclass

@@ -2,9 +2,10 @@
 
 import pytest
 
-from ledgers import batch, ledger_of, listed, run_step, waiting
+from ledgers import batch, booked, ledger_of, listed, run_step, waiting, written
+from phasesplit.scheduling.accounts import end_prompt
 from phasesplit.scheduling.batching import enqueue_published, form_chunked, form_whole
-from phasesplit.scheduling.ledger import LENGTH, PREEMPTED, QUEUE, READY, WAITING, Ledger
+from phasesplit.scheduling.ledger import LENGTH, PREEMPTED, QUEUE, READY, TOKEN, WAITING, Ledger
 from phasesplit.scheduling.lists import push
 from phasesplit.scheduling.rules import Batching, Rules
 
@@ -189,8 +190,8 @@ def test_pairs_count_what_a_chunk_attends_to() -> None:
     assert sum(pairs) == 250**2 / 2
 
 
-def test_begun_prompt_without_budget_keeps_its_place() -> None:
-    """A prompt in the middle of its chunks would be dropped, or computed twice, when token tasks take the whole budget."""
+def test_prompt_without_budget_waits() -> None:
+    """A prompt would join without budget, or be lost, when token tasks take the whole budget."""
     ledger = ledger_of("unsplit", rules=chunked(batch_prompt_tokens=2))
     slots = [waiting(ledger, 0, 1, 20) for _ in range(2)]
     form_chunked(ledger, 0, 0.0)
@@ -199,6 +200,27 @@ def test_begun_prompt_without_budget_keeps_its_place() -> None:
     form_chunked(ledger, 0, 0.0)
     assert batch(ledger, 0) == [("token", slot) for slot in slots]
     assert listed(ledger, WAITING, 0) == [third]
+
+
+def test_begun_prompt_without_budget_keeps_its_lane() -> None:
+    """A prompt in the middle of its chunks would be dropped, or computed for nothing, when token tasks join."""
+    ledger = ledger_of("unsplit", rules=chunked(batch_prompt_tokens=2))
+    first = waiting(ledger, 0, 1, 20)
+    form_chunked(ledger, 0, 0.0)
+    run_step(ledger, 0)
+    begun = waiting(ledger, 0, 5)
+    form_chunked(ledger, 0, 0.0)
+    run_step(ledger, 0)
+    joining = booked(ledger, written(ledger, 3, 20), 0, 0)
+    end_prompt(ledger, joining)
+    ledger.requests["emitted"][joining], ledger.requests["phase"][joining] = 1, TOKEN
+    push(ledger.lists[READY, 0], 2 * joining + TOKEN)
+    form_chunked(ledger, 0, 0.0)
+    assert batch(ledger, 0) == [("token", first), ("prompt", begun), ("token", joining)]
+    assert chunks(ledger) == {begun: 0}
+    assert ledger.machines["batch_tokens"][0] == 2
+    assert run_step(ledger, 0) == []
+    assert ledger.requests["computed"][begun] == 1
 
 
 def test_prompt_is_admitted_only_with_room_for_all_of_it() -> None:

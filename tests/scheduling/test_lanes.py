@@ -14,7 +14,7 @@ from phasesplit.scheduling.rules import Batching, Rules
 def decoding(
     *requests: tuple[int, int], block_tokens: int = 1, capacity_blocks: int = 10_000
 ) -> tuple[Ledger, list[int]]:
-    """Return a machine that decodes requests (prompt tokens, output tokens), one of each output out, and their slots."""
+    """Return a machine that decodes requests (prompt, output tokens), their first tokens out, and their slots."""
     rules = Rules(
         unsplit_batching=Batching.WHOLE, block_tokens=block_tokens, kv_headroom=0.0, batch_prompt_tokens=1 << 20
     )
@@ -108,6 +108,17 @@ def test_evicted_request_emits_its_remaining_tokens() -> None:
     assert ledger.counters["evictions"][0] >= 1
     for account in ("used_blocks", "pending_tokens", "committed_blocks", "batch_tokens", "context_tokens"):
         assert ledger.machines[account][0] == 0, account
+
+
+def test_evicted_prompt_takes_its_work_along() -> None:
+    """The next iteration would pay for a prompt that was evicted before it ran."""
+    ledger, (first,) = decoding((10, 20), capacity_blocks=32)
+    second = waiting(ledger, 0, 20)
+    form_whole(ledger, 0, 0.0)  # 11 + 21 blocks fit, the token that the first adds does not
+    assert batch(ledger, 0) == [("token", first)]
+    assert listed(ledger, WAITING, 0) == [second]
+    assert (ledger.machines["batch_tokens"][0], ledger.machines["pair_tokens"][0]) == (1, 0.0)
+    assert ledger.machines["used_blocks"][0] == 11
 
 
 def test_nothing_is_evicted_while_the_next_iteration_fits() -> None:

@@ -106,7 +106,7 @@ def test_full_prompt_queue_spills_to_the_mixed_pool() -> None:
 
 @pytest.mark.parametrize(("prompt_tokens", "chosen"), [(192, 0), (193, 1)])
 def test_full_prompt_queue_spills_to_a_token_machine(prompt_tokens: int, chosen: int) -> None:
-    """The limit of the queue (8,192 tokens, the new prompt among them) would be another, or the token machine not move."""
+    """The limit of the queue (8,192 tokens with the new prompt) would be another, or the token machine not move."""
     ledger = ledger_of("prompt", "token", "token")
     booked(ledger, slot := written(ledger, 8_000), 0, 2)
     ledger.lists[0, 0, 1] = 1

@@ -4,7 +4,7 @@ import pytest
 
 from invariants import check_loads, check_pools, pool_machines
 from ledgers import booked, ledger_of, written
-from phasesplit.scheduling.ledger import LANDING, MIXED, PRESENT, PROMPT, TOKEN
+from phasesplit.scheduling.ledger import MIXED, PRESENT, PROMPT, TOKEN
 from phasesplit.scheduling.lists import push, remove
 from phasesplit.scheduling.pools import enter, leave, return_home, spill_into_mixed
 from phasesplit.scheduling.rules import Rules
@@ -62,12 +62,9 @@ def test_prompt_machine_goes_home_when_its_token_phases_are_done() -> None:
     """A prompt machine would leave the mixed pool with token phases, or KV on the way, that it still has to serve."""
     ledger = ledger_of("prompt", "prompt", "token")
     spill_into_mixed(ledger, 1, 0.0)
-    slot = booked(ledger, written(ledger, 100), 0, 1)
+    booked(ledger, written(ledger, 100), 0, 1)
     assert not return_home(ledger, 1, 0.1)
     ledger.machines["token_requests"][1] = 0
-    push(ledger.lists[LANDING, 1], slot)
-    assert not return_home(ledger, 1, 0.2)
-    remove(ledger.lists[LANDING, 1], slot)
     ledger.machines["prompt_requests"][1] = 1  # a prompt of its own kind
     assert return_home(ledger, 1, 0.3)
     assert pool_machines(ledger, PROMPT) == [0, 1]

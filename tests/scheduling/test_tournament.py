@@ -23,7 +23,7 @@ Update = tuple[int, int, int, bool]
 
 
 def empty_trees(machines: int, leaves: int = 16) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return keys, trees and members of pools without machines; without leaves there are no trees, as in small clusters."""
+    """Return keys, trees and members of pools without machines; 0 leaves: no trees, as in small clusters."""
     keys = np.full((2, machines + 1), WORST)
     trees = np.full((2, POOLS, 2 * leaves), NOBODY, np.int64)
     return keys, trees, np.zeros((POOLS, 1 + machines), np.int64)

@@ -1,9 +1,12 @@
 """Small runs worked out by hand, to the nanosecond."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from driving import done_rows, drive
+from invariants import check_memory
 from phasesplit.domain.cluster import Cluster
 from phasesplit.domain.link import link_between
 from phasesplit.domain.request import Trace
@@ -186,10 +189,12 @@ def test_cut_at_the_boundary_between_two_iterations() -> None:
 
 
 def test_arrival_at_the_end_of_a_step_joins_the_next() -> None:
-    """An arrival at the instant of a step's end would come behind it and wait for another step."""
+    """An arrival at the very instant of a step's end would come behind it, and wait for an iteration of the next."""
     cluster = tiny_cluster(("unsplit", 1), prompt_s_per_token=0.125 / 128, token_s=0.125)
-    result = run(cluster, tiny_trace((0.0, 128, 3), (0.375, 128, 1)), Rules())
-    assert column(result, "queue_s")[1] == 0.0
+    # The first two end their prompts at 0.0625 and 0.1875; the first ends, and the second goes on, at 0.3125.
+    result = run(cluster, tiny_trace((0.0, 64, 3), (0.0, 64, 40), (0.3125, 64, 1)), Rules())
+    assert column(result, "e2e_s")[0] == 0.3125
+    assert column(result, "queue_s")[2] == 0.0
 
 
 @pytest.mark.parametrize("pools", [(("prompt", 1), ("token", 1)), (("unsplit", 1),), (("mixed", 1),)])
@@ -283,6 +288,31 @@ def test_landing_waits_for_those_who_are_about_to_run() -> None:
     result = simulate(cluster, trace, rules, place=lambda _: next(chosen))
     assert result.statuses["completed"] == 3
     assert result.counts["refilled"] == 0
+
+
+def test_landing_waits_for_memory_that_is_about_to_leave() -> None:
+    """KV would be dropped and computed again although other KV is leaving, which frees the room it needs."""
+    cluster = tiny_cluster(("mixed", 3), capacity_tokens=300)
+    chosen = iter([(0, 1), (2, 0)])
+    rules = Rules(transfer=Transfer.SERIALIZED, block_tokens=1, kv_headroom=0.0)
+    result = simulate(cluster, tiny_trace((0.0, 200, 3), (0.0, 150, 3)), rules, place=lambda _: next(chosen))
+    assert result.counts["refilled"] == 0
+    # The 200 leave machine 0 from 0.2 on; then the 150 may come.
+    first_ready_s = 0.2 + 200 * TOKEN_TRANSFER_S + HANDSHAKE_S
+    second_ready_s = first_ready_s + 150 * TOKEN_TRANSFER_S + HANDSHAKE_S
+    assert column(result, "transfer_exposed_s") == near(first_ready_s - 0.2, second_ready_s - 0.15)
+
+
+def test_landing_cuts_a_step_that_would_grow_into_its_room() -> None:
+    """A step under way would go on to fill the room that has been promised to KV on its way here."""
+    cluster = tiny_cluster(("prompt", 1), ("token", 1), capacity_tokens=300)
+    rows = tiny_trace((0.0, 100, 150), (1.0, 100, 150))
+    unsuspected = replace(rows, expected_tokens=np.ones(2, np.int32))
+    rules = Rules(block_tokens=1, kv_headroom=0.0, transfer=Transfer.SERIALIZED)
+    state = drive(cluster, rules, unsuspected, budget=1, after=lambda now: check_memory(now.ledger))
+    # The first would have grown to 250 in one step; the second's 101 blocks are held from 1.1 on all the same.
+    assert done_rows(state)["kv_ready_s"][1] == pytest.approx(1.1 + 100 * TOKEN_TRANSFER_S + HANDSHAKE_S, rel=0, abs=NS)
+    assert state.ledger.counters["evictions"][0] > 0
 
 
 def test_gaps_are_as_many_as_tokens_follow_others() -> None:

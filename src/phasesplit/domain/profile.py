@@ -87,6 +87,6 @@ def extended_interp(x: ArrayLike, knots_x: NDArray[np.float64], knots_y: NDArray
         knots_y: (k,).
     """
     at = np.asarray(x, dtype=np.float64)
-    left = np.clip(np.searchsorted(knots_x, at, side="right") - 1, 0, knots_x.size - 2)
-    slope = (knots_y[left + 1] - knots_y[left]) / (knots_x[left + 1] - knots_x[left])
-    return np.maximum(knots_y[left] + slope * (at - knots_x[left]), 0.0)
+    segment = np.searchsorted(knots_x[1:-1], at, side="right")
+    slopes = np.diff(knots_y) / np.diff(knots_x)
+    return np.maximum(knots_y[segment] + slopes[segment] * (at - knots_x[segment]), 0.0)

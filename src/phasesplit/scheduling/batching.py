@@ -25,6 +25,7 @@ from phasesplit.scheduling.lists import entry, insert, length, push, remove
 _PASSED_OVER = (PREEMPTED, READY)
 """Where token tasks are that a batch has left out."""
 
+_NO_TASK = -1
 _LANES, _NOTHING = -1, -2
 _PASSES = (PREEMPTED, READY, WAITING, PREEMPTED, _LANES, READY)
 _PUBLISHED_PASSES = (QUEUE, _NOTHING, WAITING, PREEMPTED, _LANES, PRESENT)
@@ -94,19 +95,16 @@ def form_whole(ledger: Ledger, machine: int, now_s: float) -> int:
     Mutates: lanes, lists, requests, machines, counters, loads, trees.
     """
     published = ledger.settings[0]["published"] != 0
-    old_lanes = ledger.machines[machine]["lanes"]
-    if _unchanged(ledger, machine):
-        first_new = old_lanes
-    elif _first_and_only(ledger, machine):
-        first_new = old_lanes
+    first_new = ledger.machines[machine]["lanes"]
+    candidate = _only_candidate(ledger, machine)
+    if candidate != _NO_TASK:
         ledger.counters[0]["builds"] += 1
-        if _verdict(ledger, machine, entry(ledger.lists[WAITING, machine], 0), 0, 0, 0) == _TAKEN:
-            _admit(ledger, machine, entry(ledger.lists[WAITING, machine], 0), now_s)
-    elif _only_joiners(ledger, machine):
-        first_new = old_lanes
-        _append(ledger, machine, now_s)
-    else:
-        first_new = _rebuild(ledger, machine, now_s)
+        if _verdict(ledger, machine, candidate, first_new, first_new, 0) == _TAKEN:
+            _admit(ledger, machine, candidate, now_s)
+    elif not _unchanged(ledger, machine):
+        first_new = (
+            _append(ledger, machine, now_s) if _only_joiners(ledger, machine) else _rebuild(ledger, machine, now_s)
+        )
     if published:
         _count_passed_over(ledger, machine)
         return int(first_new)
@@ -132,19 +130,30 @@ def _unchanged(ledger: Ledger, machine: int) -> bool:
 
 
 @jit_inline
-def _first_and_only(ledger: Ledger, machine: int) -> bool:
-    """A prompt is all that waits, and nothing runs: whichever pass comes to it first takes it, if it fits."""
+def _only_candidate(ledger: Ledger, machine: int) -> int:
+    """Return the task that is all a batch could gain, so that no pass has to look further; _NO_TASK in other cases.
+
+    That is a prompt alone on an idle machine, or a token task alone behind whatever runs, unless it was passed over so
+    often that it might displace something.
+    """
     lists = ledger.lists
-    if ledger.machines[machine]["lanes"] > 0 or length(lists[WAITING, machine]) != 1:
-        return False
-    if ledger.settings[0]["published"]:
-        return length(lists[QUEUE, machine]) == 1
-    return length(lists[PREEMPTED, machine]) + length(lists[READY, machine]) == 0
+    published = ledger.settings[0]["published"] != 0
+    waiting = length(lists[WAITING, machine])
+    others = length(lists[QUEUE, machine]) - waiting if published else length(lists[READY, machine])
+    if waiting + others != 1 or length(lists[PREEMPTED, machine]) > 0:
+        return _NO_TASK
+    if waiting == 1:
+        return entry(lists[WAITING, machine], 0) if ledger.machines[machine]["lanes"] == 0 else _NO_TASK
+    if not published:
+        return entry(lists[READY, machine], 0)
+    task = entry(lists[QUEUE, machine], 0)
+    aged = count_of(ledger, task) >= ledger.settings[0]["preemption_limit"]
+    return _NO_TASK if aged or first_unfinished(ledger, task // 2) != task else task
 
 
 @jit_inline
 def _only_joiners(ledger: Ledger, machine: int) -> bool:
-    """Only token tasks that may join behind the running ones wait here: passes 1 to 3 are empty, pass 4 keeps all."""
+    """Only token tasks wait here, and they may join behind the running ones but not displace them."""
     if length(ledger.lists[WAITING, machine]) > 0 or length(ledger.lists[PREEMPTED, machine]) > 0:
         return False
     limit = ledger.settings[0]["preemption_limit"]
@@ -153,22 +162,15 @@ def _only_joiners(ledger: Ledger, machine: int) -> bool:
     )
 
 
-@jit_inline
-def _append(ledger: Ledger, machine: int, now_s: float) -> None:
-    """Pass 5 alone: let waiting token tasks join behind the running ones."""
+@jit
+def _append(ledger: Ledger, machine: int, now_s: float) -> int:
+    """The last pass alone: let waiting token tasks join behind the running ones; return the first new lane."""
     ledger.counters[0]["builds"] += 1
     lanes = ledger.machines[machine]["lanes"]
     taken = 0
     extra = 0
     published = ledger.settings[0]["published"] != 0
     kind = PRESENT if published else READY
-    if published and length(ledger.lists[QUEUE, machine]) == 1:
-        # All others run: look at the one that waits, not at everybody present.
-        task = entry(ledger.lists[QUEUE, machine], 0)
-        next_up = first_unfinished(ledger, task // 2) == task
-        if next_up and _verdict(ledger, machine, task, lanes, lanes, 0) == _TAKEN:
-            _admit(ledger, machine, task, now_s)
-        return
     for index in range(length(ledger.lists[kind, machine])):
         task = entry(ledger.lists[kind, machine], index)
         if published:
@@ -183,6 +185,7 @@ def _append(ledger: Ledger, machine: int, now_s: float) -> None:
         taken += 1
     for index in range(taken):
         _admit(ledger, machine, ledger.lanes[CHOSEN, machine, index], now_s)
+    return int(lanes)
 
 
 @jit

@@ -2,7 +2,7 @@
 
 from phasesplit._jit import jit, jit_inline
 from phasesplit.scheduling.accounts import rank_last, touched
-from phasesplit.scheduling.ledger import LANDING, MIXED, POOLS, PRESENT, PROMPT, TOKEN, Ledger
+from phasesplit.scheduling.ledger import MIXED, POOLS, PRESENT, PROMPT, TOKEN, Ledger
 from phasesplit.scheduling.lists import length
 from phasesplit.scheduling.tournament import set_member
 
@@ -97,7 +97,7 @@ def _leave_mixed(ledger: Ledger, machine: int, now_s: float) -> bool:
     elif home == TOKEN:
         done = machines[machine]["prompt_requests"] == 0
     else:
-        done = machines[machine]["token_requests"] == 0 and length(ledger.lists[LANDING, machine]) == 0
+        done = machines[machine]["token_requests"] == 0
     if not done:
         long_mixed = now_s - machines[machine]["mixed_since_s"] >= ledger.settings[0]["repurpose_after_s"]
         if ledger.settings[0]["published"] or not long_mixed or size(ledger, home) == 0:

@@ -1,10 +1,10 @@
 """The compiled loop: takes arrivals and events in order and applies the scheduling rules until it needs its driver.
 
-Every function on the hot path is called from one place and inlined there: compiled code for the whole loop stays small,
-and no call has to hand over all the columns.
+Every function on the hot path is called from one place and inlined there: the compiled loop stays small, and no call
+has to hand over all the columns.
 """
 
-from phasesplit._jit import jit, jit_inline
+from phasesplit._jit import jit, jit_inline, jit_part
 from phasesplit.scheduling.accounts import assign, fits, free_slot, leave_prompt_machine, take_slot
 from phasesplit.scheduling.batching import blocks_needed, enqueue_published
 from phasesplit.scheduling.ledger import LANDING, PRESENT, PROMPT, QUEUE, READY, TOKEN, WAITING, Ledger
@@ -111,7 +111,7 @@ def run(ledger: Ledger, world: World, arrivals: Arrivals, more_arrivals: bool, b
     return PAUSED
 
 
-@jit_inline
+@jit_part
 def _arrive(ledger: Ledger, world: World, arrivals: Arrivals, index: int, now_s: float) -> int:
     """Take in the next request and return its slot; -1 if it is refused or a custom rule has to choose for it first."""
     clock = world.clock
@@ -167,7 +167,7 @@ def _write_request(ledger: Ledger, slot: int, row: int, arrivals: Arrivals, inde
     requests[slot]["streamed"] = 0
 
 
-@jit_inline
+@jit_part
 def _task_arrives(ledger: Ledger, world: World, task: int, now_s: float) -> int:
     """Let a task come to its machine, where it waits; return the machine if it is idle and should form a batch.
 

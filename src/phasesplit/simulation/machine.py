@@ -1,6 +1,6 @@
 """What a machine does at the end of a step: books it, ends what ended, forms the next batch and starts it."""
 
-from phasesplit._jit import jit_inline
+from phasesplit._jit import jit_inline, jit_part
 from phasesplit.scheduling.accounts import end_prompt, end_request, free_slot, leave_prompt_machine
 from phasesplit.scheduling.batching import form_chunked, form_whole
 from phasesplit.scheduling.lanes import advance, step_length
@@ -30,7 +30,7 @@ from phasesplit.simulation.world import World
 _CHUNKED = int(Batching.CHUNKED)
 
 
-@jit_inline
+@jit_part
 def form_and_start(ledger: Ledger, world: World, machine: int, now_s: float) -> None:
     """Form the machine's next batch and start its step; without a batch it idles. KV that waits may land then.
 
@@ -53,7 +53,7 @@ def form_and_start(ledger: Ledger, world: World, machine: int, now_s: float) -> 
         admit_landings(ledger, world, machine, now_s)
 
 
-@jit_inline
+@jit_part
 def _start(ledger: Ledger, world: World, machine: int, first_new: int, now_s: float) -> None:
     """Start a step with the batch that has been formed, whose lanes from `first_new` on are new."""
     machines = ledger.machines
@@ -129,7 +129,7 @@ def _see_joiners(ledger: Ledger, world: World, machine: int, first_new: int, now
     ledger.machines[machine]["step_joiners"] = joiners
 
 
-@jit_inline
+@jit_part
 def end_step(ledger: Ledger, world: World, machine: int, now_s: float) -> None:
     """Book the step that ends now and end the tasks that ended with it, in order.
 
@@ -146,7 +146,7 @@ def end_step(ledger: Ledger, world: World, machine: int, now_s: float) -> None:
             _complete(ledger, world, machine, slot, now_s)
 
 
-@jit_inline
+@jit_part
 def _end_prompt_task(ledger: Ledger, world: World, machine: int, slot: int, now_s: float) -> None:
     """End a prompt phase: its token is out, its KV stays, leaves for the token machine, or is not needed any more."""
     requests = ledger.requests

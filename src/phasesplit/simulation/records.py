@@ -26,7 +26,7 @@ class Records(Protocol):
     """Requests taken so far."""
 
     def add(self, done: NDArray[np.void]) -> None:
-        """Take records, DONE (d,); they may be overwritten afterwards."""
+        """Take records, DONE (d,), over: the caller does not touch them again."""
 
     def metrics(self) -> dict[str, Distribution]:
         """Return the distributions over completed requests: METRICS, and slowdowns where there is a reference."""
@@ -50,17 +50,17 @@ class KeepAll:
 
     def add(self, done: NDArray[np.void]) -> None:
         """Take records, DONE (d,)."""
-        self._parts.append(done.copy())
+        self._parts.append(done)
         self.count += done.size
 
     def rows(self) -> NDArray[np.void]:
         """Return all records, DONE (n,), in the order of the trace."""
-        if self._parts:
-            found = np.concatenate([self._rows, *self._parts])
-            self._parts = []
+        if self._rows.size != self.count:
+            found = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
             # Whole records are moved as plain numbers, which is several times faster than field by field.
             words = found.view(np.int64).reshape(found.size, -1)
             self._rows = words[_order(found["row"])].reshape(-1).view(DONE)
+            self._parts = [self._rows]
             self._seconds = seconds(self._rows)
         return self._rows
 

@@ -186,6 +186,7 @@ class _Run:
             ledger = with_room(ledger, 2 * ledger.lanes.shape[2])
         elif status == kernel.NEED_DONE:
             self._take_done()
+            return
         self.state = State(ledger, world)
 
     def _choose(self, place: Place) -> None:
@@ -202,9 +203,10 @@ class _Run:
         ledger.counters["chosen_prompt"], ledger.counters["chosen_token"] = chosen
 
     def _take_done(self) -> None:
-        clock = self.state.world.clock
-        self.records.add(self.state.world.done[: int(clock["done"][0])])
-        clock["done"] = 0
+        ledger, world = self.state.ledger, self.state.world
+        self.records.add(world.done[: int(world.clock["done"][0])])
+        world.clock["done"] = 0
+        self.state = State(ledger, world._replace(done=np.empty(world.done.size, DONE)))
 
     def _take_unfinished(self) -> None:
         """Record the requests still in the system; only the published rules may leave any."""

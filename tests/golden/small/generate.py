@@ -46,8 +46,8 @@ CASES = {
 
 
 def arrivals_of(case: Case) -> list[Arrival]:
-    """Return a case's requests: in bursts, a third of the prompts above the batch limit's half."""
-    draws = random.Random(case.seed)
+    """Return a case's requests, short prompts more often than long ones."""
+    draws = random.Random(case.seed)  # noqa: S311 - lengths, not secrets
     gaps_s = (round(draws.expovariate(1 / case.mean_gap_s), 4) for _ in range(case.requests))
     return [
         Arrival(
