@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from phasesplit.scheduling.rules import Rules
     from phasesplit.simulation.result import Result
 
-_COMPILING = "compiling the simulation kernel, once for this version (about 25 s) ..."
+_COMPILING = "compiling the simulation kernel, once for this version (about half a minute) ..."
 
 
 def _option(*flags: str, text: str, metavar: str | None = None) -> Any:

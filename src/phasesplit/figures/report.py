@@ -1,6 +1,7 @@
 """A result as one HTML file: what was simulated, whether it holds, why, and what it costs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from phasesplit.figures.page import (
 from phasesplit.figures.panels import LATENCY_PANELS, SLO_PANEL, TIMELINE_PANELS, USAGE_PANELS, Panel, metric_of
 from phasesplit.figures.svg import inline_svg
 from phasesplit.files.compression import write_bytes
+from phasesplit.scheduling.rules import Rules
 from phasesplit.simulation.result import Result
 
 GLOSSARY = (
@@ -63,13 +65,11 @@ def write_html(result: Result, path: str | Path) -> None:
 
 def html_report(result: Result) -> str:
     """Return a result as an HTML page."""
-    pools = (
-        "published rules"
-        if result.rules.published
-        else "default rules"
-        if result.rules == type(result.rules)()
-        else "own rules"
-    )
+    rules = result.rules
+    if rules.published:
+        by_rules = "published rules"
+    else:
+        by_rules = "default rules" if replace(rules, seed=0) == Rules() else "rules as set by hand"
     blocks = [
         *_alarms(result),
         _key_figures(result),
@@ -85,7 +85,7 @@ def html_report(result: Result) -> str:
     ]
     return page(
         f"{result.cluster.model.name} on {result.cluster.name}",
-        f"{readable.load(result)}; {pools}; {result.cluster.machines} machines",
+        f"{readable.load(result)}; {by_rules}; {result.cluster.machines} machines",
         blocks,
         f"phasesplit {__version__}",
     )
