@@ -29,6 +29,7 @@ _CACHES_KEPT = 4
 def _sources_digest() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
     root = Path(__file__).parent
+    digest.update(Path(__file__).read_bytes())
     for package in ("domain", "scheduling", "simulation"):
         for path in sorted((root / package).glob("*.py")):
             digest.update(path.name.encode())
@@ -49,7 +50,8 @@ def _drop_old_caches(root: Path, keep: Path) -> None:
 
 def _use_cache() -> tuple[Path | None, bool]:
     directory = _cache_root() / _sources_digest()
-    warm = any(directory.rglob("*.nbi")) if directory.is_dir() else False
+    # The loop's own file comes last: what an interrupted first run leaves behind is not taken for a warm cache.
+    warm = any(directory.rglob("kernel.run-*.nbi")) if directory.is_dir() else False
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _drop_old_caches(directory.parent, directory)

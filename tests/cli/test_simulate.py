@@ -253,6 +253,8 @@ def test_oracle_slo_grid_and_reference_reach_the_result(shown: Shown) -> None:
         ("{m} --workload none.csv", "none.csv: no such file"),
         ("{m} --workload azure-coding --sort", "--sort: only for a trace file"),
         ("{m} --workload azure-coding --rate 0", "--rate: got 0.0, allowed is a positive finite number"),
+        ("{m} --workload azure-coding --rate 1e-308", "--rate: got 1e-308, allowed is a positive finite number"),
+        ("{m} --workload azure-coding --seed 9223372036854775808", "seed: got 9223372036854775808, allowed is"),
         ("{m} --workload azure-coding --rate=-3", "--rate: got -3.0"),
         ("{m} --workload azure-coding --rate nan", "--rate: got nan"),
         ("{m} --workload azure-coding --rate fast", "Invalid value for '--rate'"),

@@ -173,3 +173,12 @@ def test_build_cluster_refuses() -> None:
         build_cluster("bloom-176b", [("prompt", 1, "h100")])
     with pytest.raises(SpecError, match="at least 1"):
         build_cluster("bloom-176b", [("unsplit", 0, "h100")])
+
+
+def test_own_machine_or_model_does_not_inherit_measurements_by_name() -> None:
+    """A copy of a shipped file with other figures would get the shipped machine's or model's measured times."""
+    machine, model = load_machine("dgx-h100"), load_model("llama2-70b")
+    assert phase_times(model, machine).source.startswith("measured")
+    assert phase_times(model, replace(machine, hbm_bytes_per_s=1e12)).source.startswith("roofline")
+    assert phase_times(replace(model, layers=8), machine).source.startswith("roofline")
+    assert phase_times(model, replace(machine, hbm_bytes_per_s=1e12, profile="dgx-h100")).source.startswith("measured")

@@ -218,9 +218,24 @@ def test_request_longer_than_memory_is_refused_and_counted() -> None:
     assert np.isnan(column(result, "e2e_s")[0])
     assert column(result, "prompt_instance") == [-1, 0, -1]
     assert result.prompt_tokens == 100
-    assert any("2 requests were refused" in warning for warning in result.warnings)
+    assert any("2 of the requests were refused" in warning for warning in result.warnings)
     assert result.slo is not None
     assert not result.slo.holds
+
+
+def test_request_longer_than_the_models_context_is_refused() -> None:
+    """A request that the model cannot take would be served as if it could."""
+    cluster = tiny_cluster(("unsplit", 1))
+    cluster = replace(cluster, model=replace(cluster.model, max_context_tokens=127))
+    result = simulate(cluster, tiny_trace((0.0, 100, 27), (1.0, 101, 27)), Rules(block_tokens=16))
+    assert column(result, "status") == ["completed", "refused"]
+
+
+def test_gap_limits_hold_where_there_are_no_gaps() -> None:
+    """A trace of one-token requests would break limits on gaps that it cannot have."""
+    result = simulate(tiny_cluster(("unsplit", 1)), tiny_trace((0.0, 10, 1), (5.0, 10, 1)))
+    assert result.slo is not None
+    assert all(finding.holds for finding in result.slo.findings if finding.limit.metric == "tbt_slowdown")
 
 
 def test_machines_that_wait_for_each_others_memory_are_resolved() -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from phasesplit.domain.request import Trace
     from phasesplit.domain.workload import Workload
 
+_LEAST, _MOST = 1e-6, 1e9
 _MOST_REQUESTS = 200_000_000
 
 
@@ -53,8 +54,8 @@ class Demand:
 
     def __post_init__(self) -> None:
         for flag, value in (("--rate", self.rate_per_s), ("--duration", self.duration_s)):
-            if value is not None and not 0 < value < math.inf:
-                raise SpecError.bad(flag, value, "a positive finite number")
+            if value is not None and not _LEAST <= value <= _MOST:
+                raise SpecError.bad(flag, value, f"a positive finite number, from {_LEAST:g} to {_MOST:g}")
         if self.count is not None and not 1 <= self.count <= _MOST_REQUESTS:
             raise SpecError.bad("--count", self.count, f"a whole number from 1 to {_MOST_REQUESTS:,}")
         if self.count is not None and self.duration_s is not None:

@@ -1,6 +1,6 @@
 """What a command writes: every output checked before the work, and all of them written or none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,11 @@ Writer = Callable[["Result", Path], None]
 _FIGURE_ENDINGS = (".png", ".pdf", ".svg")
 
 
-def checked_outputs(workload: str, **named: Path | None) -> dict[Path, Writer]:
+def checked_outputs(inputs: Sequence[str | Path | None], **named: Path | None) -> dict[Path, Writer]:
     """Return what writes each output, all of them checked before any work is done.
 
     Args:
-        workload: The input, which no output may replace.
+        inputs: Files that are read, which no output may replace; None where there is none.
         named: Path by option: requests, parquet, figure, html; None where it was not given.
 
     Raises:
@@ -41,7 +41,7 @@ def checked_outputs(workload: str, **named: Path | None) -> dict[Path, Writer]:
     for name, path in asked.items():
         endings, writer = kinds[name]
         check_output(path, endings, f"--{name}")
-        if path.resolve() in {other.resolve() for other in (*outputs, Path(workload))}:
+        if path.resolve() in {other.resolve() for other in (*outputs, *(Path(read) for read in inputs if read))}:
             raise SpecError.bad(f"--{name}", str(path), "a file that no other option names")
         outputs[path] = writer
     return outputs

@@ -136,7 +136,8 @@ def simulate(
     phasesplit simulate --model llama2-70b --pool unsplit:40:dgx-h100 \\
         --workload azure-conversation --rate 70 --duration 600 --seed 1 --json
     """  # noqa: D301 - \b is how click is told to keep these lines
-    outputs = checked_outputs(workload, requests=requests, parquet=parquet, figure=figure, html=html)
+    read = (workload, cluster, model, profile, reference, *(text.split(":", 2)[-1] for text in pool or ()))
+    outputs = checked_outputs(read, requests=requests, parquet=parquet, figure=figure, html=html)
     if summary_only and (requests or parquet):
         raise SpecError("--summary-only: keeps no rows that --requests or --parquet could write")
     demand = Demand(

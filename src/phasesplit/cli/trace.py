@@ -79,6 +79,7 @@ def convert(
     """
     from phasesplit.files.trace_writers import write_trace
 
+    _check_apart(file, out)
     trace = _read(file, format=layout, columns=columns, time_unit=time_unit, skip_bad=skip_bad, sort=sort)
     write_trace(out, trace, format=written)
     typer.echo(f"{out}: {len(trace):,} requests", err=True)
@@ -117,6 +118,7 @@ def resample(
     from phasesplit.domain.resampling import window_of
     from phasesplit.files.trace_writers import write_trace
 
+    _check_apart(file, out)
     model = None if arrivals == "keep" else parse_arrivals(arrivals, "--arrivals")
     trace = _read(file, format=layout, columns=columns, time_unit=time_unit, skip_bad=skip_bad, sort=sort)
     if start or end is not None:
@@ -124,6 +126,14 @@ def resample(
     result = resampled(trace, rate, duration_s=duration, seed=seed, arrivals=model)
     write_trace(out, result, format=written)
     typer.echo(f"{out}: {len(result):,} requests over {result.duration_s:,.1f} s", err=True)
+
+
+def _check_apart(file: str, out: str) -> None:
+    """Raise if the output would replace the input."""
+    from phasesplit.errors import SpecError
+
+    if out != "-" and Path(out).resolve() == Path(file).resolve():
+        raise SpecError.bad("output", out, "a file other than the input")
 
 
 def _read(file: str, **options: Any) -> Any:

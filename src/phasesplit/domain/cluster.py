@@ -56,7 +56,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for pool in self.pools:
-            if pool.count < 1:
+            if not isinstance(pool.count, int) or isinstance(pool.count, bool) or pool.count < 1:
                 raise SpecError.bad(
                     f"pool {pool.role}:{pool.count}:{pool.machine.name}, count",
                     pool.count,

@@ -57,7 +57,7 @@ class Finding:
 
     Attributes:
         limit: The limit.
-        value: The percentile's value.
+        value: The percentile's value, NaN where the metric is never defined (gaps, at one output token each).
         holds: Whether it is below the limit.
     """
 
@@ -87,11 +87,12 @@ class SloVerdict:
 
 
 def judge(slo: Slo, metrics: Mapping[str, Distribution], *, complete: bool) -> SloVerdict:
-    """Return how a run's metrics compare with an SLO; a metric without values breaks its limits."""
+    """Return how a run's metrics compare with an SLO; nothing breaks a limit on a metric that is never defined."""
     findings = []
     for limit in slo.limits:
-        value = metrics[limit.metric].quantile(limit.percentile / 100)
-        findings.append(Finding(limit, value, value < limit.below))
+        metric = metrics[limit.metric]
+        value = metric.quantile(limit.percentile / 100)
+        findings.append(Finding(limit, value, metric.count == 0 or value < limit.below))
     return SloVerdict(slo, tuple(findings), complete)
 
 

@@ -21,7 +21,7 @@ from phasesplit.domain.roofline import (
     roofline_times,
 )
 from phasesplit.errors import SpecError
-from phasesplit.files.specs import known_machines, load_machine, load_model
+from phasesplit.files.specs import known_machines, known_models, load_machine, load_model
 
 PUBLISHED_HARDWARE = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}
 """What perf_model.csv calls the machines of this catalog."""
@@ -41,8 +41,9 @@ def phase_times(
 ) -> PhaseTimes:
     """Return how long the iterations of a model take on a machine, its time factors applied.
 
-    Measured times where the model was measured on the machine, otherwise the roofline. A model that was measured on
-    some machine keeps the overhead of that (2023) engine on the others, so that machines compare like with like; all
+    Measured times where the model was measured on the machine, otherwise the roofline; a machine or model of one's own
+    that only shares the name of a measured one was not measured, unless it names the profile. A model that was measured
+    on some machine keeps the overhead of that (2023) engine on the others, so that machines compare like with like; all
     other models get the overhead of a modern engine.
 
     Args:
@@ -66,12 +67,17 @@ def phase_times(
         )
     if profile is None and machine.profile and machine.profile not in known_machines():
         raise SpecError.unknown(f"machine {machine.name}, profile", machine.profile, known_machines())
+    if profile is not None and published:
+        raise SpecError.bad(
+            "profile", str(profile), "no profile under the published rules, which have their own look-up"
+        )
     if profile is not None:
         times = profile_times(read_profile(profile, model, machine))
     elif published:
         times = _published(model, machine)
     else:
-        shipped = measurements(model.name, machine.profile_name) if overhead_per_layer_s is None else None
+        as_measured = overhead_per_layer_s is None and _is_as_measured(model, machine)
+        shipped = measurements(model.name, machine.profile_name) if as_measured else None
         if shipped is not None:
             times = profile_times(shipped)
         else:
@@ -208,6 +214,19 @@ def read_profile(path: str | Path, model: Model, machine: Machine) -> Measuremen
 def _overhead_s(model: Model) -> float:
     was_measured = any(model.name == name for name, _ in measured_pairs())
     return ENGINE_2023_OVERHEAD_PER_LAYER_S if was_measured else MODERN_OVERHEAD_PER_LAYER_S
+
+
+def _is_as_measured(model: Model, machine: Machine) -> bool:
+    """Whether measurements under these names are of this model on this machine: what sets the times is as shipped."""
+    if model.name not in known_models() or machine.profile_name not in known_machines():
+        return False
+    sizes = ("layers", "hidden", "query_heads", "kv_heads", "head_dim", "parameters")
+    speeds = ("accelerators", "hbm_bytes_per_s", "flops_per_s")
+    own, shipped = model, load_model(model.name)
+    return all(getattr(own, size) == getattr(shipped, size) for size in sizes) and (
+        bool(machine.profile)
+        or all(getattr(machine, speed) == getattr(load_machine(machine.name), speed) for speed in speeds)
+    )
 
 
 def _published(model: Model, machine: Machine) -> PhaseTimes:

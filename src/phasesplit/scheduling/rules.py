@@ -96,7 +96,7 @@ class Rules:
             "batch_prompt_tokens", self.batch_prompt_tokens, 1 <= self.batch_prompt_tokens <= 1 << 20, "1 to 1,048,576"
         )
         _require("batch_requests", self.batch_requests, 1 <= self.batch_requests <= 4_096, "1 to 4,096")
-        _require("spill_tokens", self.spill_tokens, 0 <= self.spill_tokens <= 1 << 40, "a whole number >= 0")
+        _require("spill_tokens", self.spill_tokens, 0 <= self.spill_tokens <= 1 << 40, "a whole number from 0 to 2^40")
         _require("preemption_limit", self.preemption_limit, 0 <= self.preemption_limit <= 1 << 20, "0 to 1,048,576")
         _require("repurpose_after_s", self.repurpose_after_s, self.repurpose_after_s > 0, "a time > 0 in seconds")
         power = self.block_tokens & (self.block_tokens - 1) == 0
@@ -105,9 +105,10 @@ class Rules:
         )
         _require("kv_headroom", self.kv_headroom, 0 <= self.kv_headroom <= 0.5, "a share from 0 to 0.5")
         _require("hbm_share", self.hbm_share, 0 < self.hbm_share <= 1, "a share above 0, at most 1")
+        _require("seed", self.seed, 0 <= self.seed < 1 << 63, "a whole number from 0 to 2^63 - 1")
         if self.layerwise_from_tokens is not None:
             shortest = self.layerwise_from_tokens
-            _require("layerwise_from_tokens", shortest, shortest >= 0, "a whole number >= 0")
+            _require("layerwise_from_tokens", shortest, 0 <= shortest <= 1 << 40, "a whole number from 0 to 2^40")
         if self.streaming_slowdown is not None:
             slowdown = self.streaming_slowdown
             _require("streaming_slowdown", slowdown, 0 <= slowdown <= 10, "a factor from 0 to 10")

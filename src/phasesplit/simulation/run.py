@@ -79,6 +79,10 @@ def simulate(
         SimulationError: An invariant broke: a bug.
     """
     rules = rules or Rules()
+    if isinstance(trace, str) or not isinstance(trace, Iterable | Trace):
+        raise SpecError.bad(
+            "simulate(), trace", trace, "a Trace (see read_trace and load_workload) or stretches of one"
+        )
     if place is not None:
         rules = replace(rules, prompt_placement=Placement.CUSTOM)
     elif rules.prompt_placement == Placement.CUSTOM:
@@ -197,7 +201,8 @@ class _Run:
                 float(clock["now_s"]), int(request["prompt_tokens"]), int(request["expected_tokens"]), ledger.machines
             )
         )
-        if len(chosen) != 2 or not all(0 <= machine < ledger.machines.size for machine in chosen):
+        numbers = chosen if isinstance(chosen, tuple) and len(chosen) == 2 else (-1, -1)
+        if not all(isinstance(number, int | np.integer) and 0 <= number < ledger.machines.size for number in numbers):
             allowed = f"two machine numbers from 0 to {ledger.machines.size - 1}"
             raise SpecError.bad(f"place(), request {request['row']}", chosen, allowed)
         ledger.counters["chosen_prompt"], ledger.counters["chosen_token"] = chosen

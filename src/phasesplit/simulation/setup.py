@@ -64,6 +64,9 @@ def build_state(cluster: Cluster, rules: Rules, *, done_rows: int, sample_every_
     homes = np.array([HOMES[pool.role] for pool in cluster.pools], np.int32)
     blocks = np.array([capacity_blocks(cluster, pool, rules) for pool in cluster.pools], np.int64)
     ledger = empty_ledger(rules, homes[kinds], kinds.astype(np.int32), blocks[kinds])
+    # A request's check adds one token, for the KV of the last one.
+    longest = -(-(cluster.model.max_context_tokens + 1) // rules.block_tokens)
+    ledger.settings["most_blocks"] = min(int(blocks.min()), longest)
     ledger = with_slots(ledger, _FIRST_SLOTS)
     open_pools(ledger)
     world = _world(cluster, rules, cluster.machines + _FIRST_SLOTS, done_rows)

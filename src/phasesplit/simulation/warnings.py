@@ -24,7 +24,8 @@ def warnings_of(rules: Rules, *, oracle: bool, statuses: dict[str, int], counts:
         found.append("the rules saw the true output length of every request (an oracle)")
     if statuses["refused"]:
         found.append(
-            f"{statuses['refused']:,} requests were refused: longer than the KV memory of the smallest machine"
+            f"{statuses['refused']:,} of the requests were refused: longer than the model's context, or than the KV"
+            " memory of the smallest machine"
         )
     if statuses["unfinished"]:
         found.append(f"{statuses['unfinished']:,} requests never finished: stuck by the published rules")
