@@ -113,7 +113,7 @@ def build_cluster(
     served = model if isinstance(model, Model) else load_model(model)
     built: list[Pool] = []
     for role, count, which in pools:
-        machine = which if isinstance(which, Machine) else load_machine(which)
+        machine = which if isinstance(which, Machine) else load_machine(which, where=f"pool {role}:{count}, machine")
         if role not in list(Role):
             raise SpecError.unknown("pool, role", str(role), Role)
         times = phase_times(
@@ -121,7 +121,7 @@ def build_cluster(
         )
         built.append(Pool(role=Role(role), count=count, machine=machine, times=times))
     described = " + ".join(f"{pool.count} {pool.role} {pool.machine.name}" for pool in built)
-    compared_with = reference if isinstance(reference, Machine) else load_machine(reference)
+    compared_with = reference if isinstance(reference, Machine) else load_machine(reference, where="reference machine")
     return Cluster(
         name=name or described,
         model=served,

@@ -46,12 +46,13 @@ def known_models() -> list[str]:
     return _shipped_names("models")
 
 
-def load_machine(name_or_path: str | Path) -> Machine:
+def load_machine(name_or_path: str | Path, *, where: str = "machine") -> Machine:
     """Return a machine.
 
     Args:
         name_or_path: A name from `known_machines` or `MACHINE_ALIASES`, or the path of a YAML file with the fields of
             `Machine`, figures in base units or as text with a unit.
+        where: What an error calls the place that the name stands in.
 
     Raises:
         SpecError: The name is not known, or the file holds something that is not allowed.
@@ -62,7 +63,7 @@ def load_machine(name_or_path: str | Path) -> Machine:
         return _machine(*_validated(Path(name_or_path), MachineSpec))
     name = MACHINE_ALIASES.get(str(name_or_path), str(name_or_path))
     if name not in known_machines():
-        raise SpecError.unknown("machine", name, [*known_machines(), *MACHINE_ALIASES])
+        raise SpecError.unknown(where, name, [*known_machines(), *MACHINE_ALIASES])
     with as_file(files("phasesplit") / "profiles" / "machines" / f"{name}.yaml") as path:
         return _machine(*_validated(path, MachineSpec))
 
