@@ -2,7 +2,7 @@
 
 Prompts go first, in order of arrival, up to a token budget; then the token phase fills the batch. A token task that
 finds no place is preempted and keeps its KV; one that was preempted often enough goes before everything else. The
-published simulator's variant differs in which lists it reads and when it counts, never in the five passes.
+published simulator's variant differs in which lists it reads and when it counts, never in the passes.
 """
 
 from phasesplit._jit import jit, jit_inline
@@ -92,7 +92,7 @@ def enqueue_published(ledger: Ledger, machine: int, task: int) -> None:
 def form_whole(ledger: Ledger, machine: int, now_s: float) -> int:
     """Form the next batch of a machine by the whole-prompt rule; return the first lane that is new in it.
 
-    Mutates: lanes, lists, requests, machines, counters, loads, trees.
+    Mutates: lanes, lists, requests, machines, counters, keys, trees.
     """
     published = ledger.settings[0]["published"] != 0
     first_new = ledger.machines[machine]["lanes"]
@@ -321,7 +321,7 @@ def form_chunked(ledger: Ledger, machine: int, now_s: float) -> int:
     of arrival, each admitted once its whole KV fits. Source: Agrawal et al. 2024, "Taming Throughput-Latency Tradeoff
     in LLM Inference with Sarathi-Serve", section 4; the default of vLLM's engine since its version 1.
 
-    Mutates: lanes, lists, requests, machines, counters, loads, trees.
+    Mutates: lanes, lists, requests, machines, counters, keys, trees.
     """
     machines = ledger.machines
     settings = ledger.settings

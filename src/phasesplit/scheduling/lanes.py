@@ -130,7 +130,7 @@ def evict_last(ledger: Ledger, machine: int, now_s: float) -> None:
     Its prompt, and the output it has already, are computed again. Source: recomputation of the latest request when
     memory runs out (Kwon et al. 2023, "Efficient Memory Management for LLM Serving with PagedAttention", section 4.5).
 
-    Mutates: lanes, lists, requests, machines, counters, loads, trees.
+    Mutates: lanes, lists, requests, machines, counters, keys, trees.
     """
     machines = ledger.machines
     requests = ledger.requests
