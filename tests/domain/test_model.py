@@ -85,7 +85,6 @@ def test_kv_capacity() -> None:
     """Memory for KV cache would not be what the weights and the reserve leave, or below zero."""
     model, machine = load_model("bloom-176b"), load_machine("dgx-h100")
     assert kv_capacity_bytes(model, machine) == 687_194_767_360 - 329e9
-    assert kv_capacity_bytes(model, machine) == 687_194_767_360 - 329e9
     assert kv_capacity_bytes(model, machine, reserved_share=0.1) == pytest.approx(687_194_767_360 * 0.9 - 329e9)
     assert kv_capacity_bytes(model, replace(machine, hbm_bytes=1e9)) == 0
 
