@@ -1,4 +1,7 @@
-"""Rebuild the shipped phase-time tables from ../shared/data, and fit the roofline's constants to them."""
+"""Rebuild the shipped phase-time tables from ../shared/data, and fit the roofline's constants to them.
+
+The rows of h100-80gb-pcap are no measurements but copies of h100-80gb, prompt times x 1.3, and are left out.
+"""
 
 import csv
 import sys
@@ -10,27 +13,38 @@ from statistics import mean, median
 import numpy as np
 
 from phasesplit.domain import roofline
-from phasesplit.files.catalog import calibration_errors
+from phasesplit.files.catalog import WHOLE, calibration_errors, slice_errors
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT.parent / "shared" / "data" / "splitwise-sim" / "perf_model.csv"
 SHIPPED = ROOT / "src" / "phasesplit" / "profiles" / "phase_times"
 MACHINES = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}
 NOTICE = (
-    "# From perf_model.csv of github.com/Mutinifni/splitwise-sim, commit 8f99e7dc, tensor parallelism over 8 GPUs.\n"
+    "# From perf_model.csv of github.com/Mutinifni/splitwise-sim, commit 8f99e7dc.\n"
     "# Copyright (c) 2024 Pratyush Patel, MIT licence (see NOTICE). Rebuild: python scripts/build_profiles.py\n"
 )
+
+LARGEST_OVER_PARTS = 2.0
+"""A run whose end-to-end time is a larger multiple of its phases' times was not one batch, and is left out."""
 
 Key = tuple[str | int, ...]
 Times = list[tuple[float, float]]
 
 
-def medians(key_columns: tuple[str, ...]) -> dict[Key, tuple[int, float, float]]:
-    """Return runs, median prompt seconds and median token seconds for each model, machine and key."""
+def medians(key_columns: tuple[str, ...], *, whole: bool) -> dict[Key, tuple[int, float, float]]:
+    """Return runs, median prompt seconds and median token seconds for each model, machine and key.
+
+    Args:
+        key_columns: What makes a measured point.
+        whole: Only runs on all accelerators of a machine.
+    """
     runs: dict[Key, Times] = defaultdict(list)
     with PUBLISHED.open(newline="") as file:
         for row in csv.DictReader(file):
-            if row["tensor_parallel"] != "8" or row["hardware"] not in MACHINES:
+            if (whole and row["tensor_parallel"] != str(WHOLE)) or row["hardware"] not in MACHINES:
+                continue
+            parts_ms = float(row["prompt_time"]) + (int(row["token_size"]) - 1) * float(row["token_time"])
+            if float(row["e2e_time"]) > LARGEST_OVER_PARTS * parts_ms:
                 continue
             row["batch_tokens"] = str(int(row["prompt_size"]) * int(row["batch_size"]))
             key = (row["model"], MACHINES[row["hardware"]], *(int(row[column]) for column in key_columns))
@@ -41,14 +55,23 @@ def medians(key_columns: tuple[str, ...]) -> dict[Key, tuple[int, float, float]]
     }
 
 
-def write(name: str, what: str, key_columns: tuple[str, ...], header: str) -> None:
+def write(name: str, what: str, key_columns: tuple[str, ...], header: str, *, whole: bool) -> None:
     """Write one table of medians."""
-    rows = medians(key_columns)
+    rows = medians(key_columns, whole=whole)
     with (SHIPPED / name).open("w", newline="") as file:
         file.write(f"# {what}\n{NOTICE}{header}\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerows([*key, *values] for key, values in rows.items())
     print(f"{name}: {len(rows)} rows")
+
+
+def print_slices() -> None:
+    """Print how far the roofline is from the runs on a part of a machine's accelerators."""
+    for (model, machine, tensor_parallel), error in slice_errors().items():
+        print(
+            f"roofline: {model} on {machine}/tp{tensor_parallel}: mean error {error.prompt_mean:.0%} prompt"
+            f" (worst {error.prompt_worst:.0%}), {error.token_mean:.0%} token (worst {error.token_worst:.0%})"
+        )
 
 
 def fit_roofline() -> None:
@@ -76,13 +99,16 @@ if __name__ == "__main__":
     write(
         "measured.csv",
         "Median over the runs of each measured point.",
-        ("prompt_size", "batch_size", "token_size"),
-        "model,machine,prompt_tokens,batch_requests,output_tokens,runs,prompt_s,token_s",
+        ("tensor_parallel", "prompt_size", "batch_size", "token_size"),
+        "model,machine,tensor_parallel,prompt_tokens,batch_requests,output_tokens,runs,prompt_s,token_s",
+        whole=False,
     )
     write(
         "published.csv",
-        "Median over all runs of equal prompt size x batch size, as the published simulator takes it.",
+        f"Median over all runs of equal prompt size x batch size on {WHOLE} GPUs, as the published simulator takes it.",
         ("batch_tokens",),
         "model,machine,batch_tokens,runs,prompt_s,token_s",
+        whole=True,
     )
+    print_slices()
     fit_roofline()

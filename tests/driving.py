@@ -7,11 +7,13 @@ from numpy.typing import NDArray
 
 from phasesplit.domain.cluster import Cluster
 from phasesplit.domain.request import Trace
+from phasesplit.scheduling.autoscaling import Policy
 from phasesplit.scheduling.ledger import POOLS, with_room, with_slots
 from phasesplit.scheduling.rules import Rules
 from phasesplit.scheduling.tournament import NOBODY, set_member
 from phasesplit.simulation import kernel
 from phasesplit.simulation.events import with_entities
+from phasesplit.simulation.fleet import Fleet
 from phasesplit.simulation.setup import State, build_state
 from phasesplit.simulation.world import Arrivals
 
@@ -50,11 +52,16 @@ def drive(
     budget: int = 1 << 20,
     trees: bool = False,
     after: Callable[[State], None] | None = None,
+    policy: Policy | None = None,
 ) -> State:
     """Run to the end, at most `budget` events a call, and call `after` behind each call; return the last state."""
     state, arrivals = begin(cluster, rules, trace)
     if trees:
         state = with_trees(state)
+    fleet = None
+    if policy is not None:
+        fleet = Fleet(cluster, policy, state.ledger, float(trace.arrival_s[0]))
+        state.world.clock["pause_at_s"] = fleet.next_s
     for _ in range(MOST_CALLS):
         ledger, world = state.ledger, state.world
         status = kernel.run(ledger, world, arrivals, False, budget)
@@ -64,6 +71,10 @@ def drive(
             state = State(with_slots(ledger, slots), grown)
         elif status == kernel.NEED_ROOM:
             state = State(with_room(ledger, 2 * ledger.lanes.shape[2]), world)
+        elif status == kernel.NEED_CONTROL:
+            assert fleet is not None
+            fleet.control(ledger)
+            world.clock["pause_at_s"] = fleet.next_s
         else:
             if after is not None:
                 after(state)

@@ -14,6 +14,7 @@ from phasesplit.scheduling.ledger import (
     PROMPT,
     QUEUE,
     READY,
+    SERVING,
     TOKEN,
     UNSPLIT,
     WAITING,
@@ -80,10 +81,11 @@ def _grown_in_flight(ledger: Ledger) -> bool:
 
 
 def check_pools(ledger: Ledger) -> None:
-    """Every machine is in the one pool that its record names."""
+    """Every serving machine is in the one pool that its record names, and no other is in any."""
     found = {machine: pool for pool in range(POOLS) for machine in pool_machines(ledger, pool)}
-    assert sum(ledger.members[:, 0]) == ledger.machines.size
-    assert [found[machine] for machine in range(ledger.machines.size)] == ledger.machines["pool"].tolist()
+    serving = np.flatnonzero(ledger.machines["state"] == SERVING).tolist()
+    assert sum(ledger.members[:, 0]) == len(serving)
+    assert found == {machine: ledger.machines["pool"][machine] for machine in serving}
 
 
 def check_loads(ledger: Ledger) -> None:

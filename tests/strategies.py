@@ -72,6 +72,7 @@ RULES = st.builds(
     batch_prompt_tokens=st.sampled_from([1, 50, 200, 2_048]),
     batch_requests=st.sampled_from([1, 2, 5, 64]),
     spill_tokens=st.sampled_from([0, 200, 1_000, 8_192]),
+    elastic=st.booleans(),
     preemption_limit=st.sampled_from([0, 1, 4]),
     repurpose_after_s=st.sampled_from([0.01, 0.5, 60.0]),
     block_tokens=st.sampled_from([1, 4, 16]),

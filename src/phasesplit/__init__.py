@@ -6,6 +6,8 @@ The names below are loaded when they are first used, so that `import phasesplit`
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from phasesplit._version import __version__
+
 if TYPE_CHECKING:
     from phasesplit import errors
     from phasesplit.domain.cluster import Cluster, Pool, Role
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
     from phasesplit.simulation.result import Result
     from phasesplit.simulation.run import Facts, simulate
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Batching",

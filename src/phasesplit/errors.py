@@ -5,9 +5,11 @@ PhasesplitError
   SpecError            the input is wrong: names file, line or field, the value, what is allowed
   InfeasibleError      no design meets the SLO: carries the nearest miss and the binding limit
   SimulationError      an invariant broke in the kernel: always our bug
+  WorkerLostError      a process that simulates for a plan ended before it answered (out of memory, killed)
 ```
 
-The command line prints the message as one line and exits with 2 for a `SpecError`, 1 for an `InfeasibleError`.
+The command line prints the message as one line and exits with 2 for a `SpecError`, 1 for an `InfeasibleError` or a
+`WorkerLostError`.
 """
 
 from collections.abc import Iterable
@@ -54,3 +56,7 @@ class InfeasibleError(PhasesplitError):
 
 class SimulationError(PhasesplitError):
     """An invariant broke inside the kernel: always a bug of phasesplit, never of its input."""
+
+
+class WorkerLostError(PhasesplitError):
+    """A worker process ended, or cannot be started; the message says what is known of why."""

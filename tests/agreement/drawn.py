@@ -135,12 +135,15 @@ def default_case(random: Random) -> Case:
         seed=random.choice([0, 1, 2**31 + 5, random.randrange(2**40)]),
     )
     if random.random() < 0.1:
-        return crowded(random, rules)
-    return Case(
-        cluster(random, random.choice(ROLES), random.choice([[100], [150, 250], [400, 600], [3000]]), rules.hbm_share),
-        trace(random, most_prompt_tokens=120, least_output=1, most_output=60, most_requests=40),
-        rules,
-    )
+        case = crowded(random, rules)
+    else:
+        memory = [[100], [150, 250], [400, 600], [3000]]
+        case = Case(
+            cluster(random, random.choice(ROLES), random.choice(memory), rules.hbm_share),
+            trace(random, most_prompt_tokens=120, least_output=1, most_output=60, most_requests=40),
+            rules,
+        )
+    return replace(case, rules=replace(case.rules, elastic=random.random() < 0.7))
 
 
 def crowded(random: Random, rules: Rules) -> Case:

@@ -32,6 +32,7 @@ MACHINE_COUNTS = ("steps", "iterations", "task_iterations")
 
 KINDS = (
     "evictions", "prompts_evicted", "preemptions", "prompt_to_mixed", "token_to_mixed", "both_to_least_loaded",
+    "prompt_queued_static", "tokens_queued_static",
     "returns", "repurposed", "layerwise", "streams_without_room", "serialized", "landings_waited", "landing_cuts",
     "arrival_cuts", "refilled", "chunks_continued", "rebuilt",
 )  # fmt: skip

@@ -85,6 +85,28 @@ def files_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"trace.csv"}
 
 
+def test_limits_of_one_s_own_judge_the_run(call: Call, shown: Shown) -> None:
+    """Limits in seconds or a goodput would be accepted and not judged, or break the report's table."""
+    text = "ttft_p100<2s, tpot_p90<50ms, goodput(ttft<2s,tbt<1s)>=95%"
+    slo = shown(*TEN_S, "--slo", text)["slo"]
+    assert [finding["metric"] for finding in slo["findings"]] == ["ttft_s", "tbt_mean_s", "goodput_ratio"]
+    assert slo["holds"] is all(finding["holds"] for finding in slo["findings"])
+    outcome = call("simulate", *TEN_S, "--slo", text, "--html", "out.html")
+    assert outcome.code == 0
+    assert "…" not in outcome.out
+    for word in ("p95", "TPOT", "goodput ratio", "50 ms"):
+        assert word in outcome.out
+
+
+def test_slices_and_caps_are_machines_like_others(shown: Shown) -> None:
+    """A slice or a capped machine could not be simulated, or would cost as much as the whole server."""
+    pools = ("--pool", "prompt:2:dgx-h100/tp4", "--pool", "token:2:dgx-h100/tp4@50%")
+    found = shown("--model", "llama2-70b", *pools, "--workload", "trace.csv")
+    assert [pool["machine"] for pool in found["cluster"]["pools"]] == ["dgx-h100/tp4", "dgx-h100/tp4@50%"]
+    assert found["bill"]["usd_per_hour"] == pytest.approx(2 * 38.08)
+    assert found["bill"]["provisioned_w"] == pytest.approx(10_200 + 7_140)
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_report_fits_and_says_what_matters(call: Call, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The report would wrap its tables, or lack a figure that the planner needs."""
@@ -269,7 +291,7 @@ def test_oracle_slo_grid_and_reference_reach_the_result(shown: Shown) -> None:
         ("{m} --workload trace.csv --set transfr=auto", "did you mean transfer"),
         ("{m} --workload trace.csv --set transfer=fast", "one of auto, serialized, layerwise"),
         ("{m} --workload trace.csv --rules publishd", "--rules: unknown name 'publishd', did you mean published"),
-        ("{m} --workload trace.csv --slo strict", "--slo: unknown name 'strict'"),
+        ("{m} --workload trace.csv --slo strict", "--slo: got 'strict', allowed is splitwise or none"),
         ("{m} --workload trace.csv --grid-intensity nan", "--grid-intensity: got nan"),
         ("{m} --workload trace.csv --profile none.csv", "none.csv: cannot be read"),
         ("{m} --workload trace.csv --reference dgx-h1000", "machine: unknown name 'dgx-h1000', did you mean dgx-h100"),
@@ -282,6 +304,8 @@ def test_oracle_slo_grid_and_reference_reach_the_result(shown: Shown) -> None:
         ("--cluster none.yaml --workload trace.csv", "none.yaml"),
         ("--model bloom --pool unsplit:1:h100 --workload trace.csv", "model: unknown name 'bloom'"),
         ("--model bloom-176b --pool unsplit:1:dgx-h99 --workload trace.csv", "machine: unknown name 'dgx-h99', did"),
+        ("--model bloom-176b --pool unsplit:1:dgx-h100/tp3 --workload trace.csv", "allowed is 1, 2, 4 or 8"),
+        ("--model bloom-176b --pool unsplit:1:h100/tp2 --workload trace.csv", "more than its memory"),
         ("--model bloom-176b --pool unsplit:1 --workload trace.csv", "--pool: got 'unsplit:1', allowed is ROLE:COUNT"),
         (
             "--model bloom-176b --pool promt:1:h100 --workload trace.csv",

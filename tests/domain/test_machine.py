@@ -47,10 +47,15 @@ def test_every_figure_names_its_source(name: str) -> None:
     """A shipped figure could not be checked by its reader, or a power would contradict another."""
     machine = load_machine(name)
     factors = {"prompt_time_factor", "token_time_factor"}
-    figures = {field.name for field in fields(Machine)} - {"name", "profile", "sources"} - factors
+    figures = (
+        {field.name for field in fields(Machine)}
+        - {"name", "profile", "sources", "server", "instances_per_server"}
+        - factors
+    )
     if machine.profile:
         figures |= factors
     assert figures <= set(machine.sources)
+    assert 0 < machine.accelerators_limit_w < machine.prompt_w
     assert 0 < machine.idle_w < machine.token_w < machine.prompt_w <= machine.provisioned_w
 
 

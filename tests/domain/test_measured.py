@@ -121,18 +121,24 @@ def test_all_measured_pairs_are_checked() -> None:
 
 @pytest.mark.shared
 @pytest.mark.skipif(not PERF_MODEL.exists(), reason="needs ../shared/data")
+@pytest.mark.parametrize("degree", [2, 4, 8])
 @pytest.mark.parametrize("pair", PUBLISHED_MEDIANS)
-def test_shipped_medians_are_those_of_the_data(pair: tuple[str, str]) -> None:
+def test_shipped_medians_are_those_of_the_data(pair: tuple[str, str], degree: int) -> None:
     """The shipped table would have drifted from the published data."""
-    shipped = measurements(*pair)
+    shipped = measurements(*pair, degree)
+    if pair[0] == "bloom-176b" and degree < 8:
+        assert shipped is None  # too large for so few accelerators
+        return
     assert shipped is not None
     hardware = {"dgx-a100": "a100-80gb", "dgx-h100": "h100-80gb"}[pair[1]]
     runs = defaultdict(list)
     with PERF_MODEL.open(newline="") as file:
         for row in csv.DictReader(file):
-            if (row["model"], row["hardware"], row["tensor_parallel"]) == (pair[0], hardware, "8"):
+            if (row["model"], row["hardware"], row["tensor_parallel"]) == (pair[0], hardware, str(degree)):
                 key = tuple(float(row[column]) for column in ("prompt_size", "batch_size", "token_size"))
                 runs[key].append((float(row["prompt_time"]), float(row["token_time"])))
+    if degree == 2:
+        del runs[(512.0, 64.0, 128.0)]  # 15 times as long from end to end as its phases: not one batch
     assert len(runs) == shipped.runs.size
     for index in range(shipped.runs.size):
         key = (shipped.prompt_tokens[index], shipped.batch_requests[index], shipped.output_tokens[index])

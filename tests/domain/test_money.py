@@ -86,6 +86,32 @@ def test_bill() -> None:
     assert run.kg_co2e_per_million_tokens == pytest.approx(run.kg_co2e * 50)
 
 
+def test_machines_that_are_off_cost_nothing() -> None:
+    """Money, idle power or embodied carbon would be charged for machines that are off, or those of another pool."""
+    cluster = build_cluster("bloom-176b", [("prompt", 2, "dgx-h100"), ("token", 1, "dgx-a100")])
+    h100, a100 = cluster.pools[0].machine, cluster.pools[1].machine
+    run = bill(
+        cluster,
+        duration_s=7200.0,
+        prompt_s=np.array([1000.0, 0.0, 0.0]),
+        mixed_s=np.zeros(3),
+        token_s=np.zeros(3),
+        requests=1,
+        output_tokens=1,
+        on_s=np.array([3600.0, 0.0, 1800.0]),
+    )
+    assert run.usd == pytest.approx(h100.price_usd_per_hour + a100.price_usd_per_hour / 2)
+    assert run.energy_j == pytest.approx(1000 * h100.prompt_w + 2600 * h100.idle_w + 1800 * a100.idle_w)
+    lives = h100.embodied_kg_co2e * 3600 / h100.lifetime_s + a100.embodied_kg_co2e * 1800 / a100.lifetime_s
+    assert run.embodied_kg_co2e == pytest.approx(lives)
+    assert run.provisioned_w == 2 * h100.provisioned_w + a100.provisioned_w
+    with pytest.raises(SpecError, match="at least the time it is busy"):
+        bill(
+            cluster, duration_s=7200.0, prompt_s=np.array([0.0, 1.0, 0.0]), mixed_s=np.zeros(3), token_s=np.zeros(3),
+            requests=1, output_tokens=1, on_s=np.array([3600.0, 0.0, 1800.0]),
+        )  # fmt: skip
+
+
 def test_nothing_served() -> None:
     """A run that served nothing would divide by zero instead of having no price per request."""
     cluster = build_cluster("bloom-176b", [("unsplit", 1, "dgx-h100")])

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from phasesplit.domain.roofline import MODERN_OVERHEAD_PER_LAYER_S, roofline_times
+from phasesplit.domain.variants import variant
 from phasesplit.errors import SpecError
-from phasesplit.files.catalog import build_cluster, phase_times
+from phasesplit.files.catalog import build_cluster, phase_times, slice_errors
 from phasesplit.files.specs import load_machine, load_model
 
 HEADER = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
@@ -95,11 +96,76 @@ def test_factors_apply_to_the_roofline_too() -> None:
     )
 
 
-def test_model_that_does_not_fit() -> None:
-    """A model larger than the machine's memory would be served from nowhere."""
-    small = replace(load_machine("l40s"), hbm_bytes=300e9)
-    with pytest.raises(SpecError, match="less than the machine's memory"):
-        phase_times(load_model("bloom-176b"), small)
+@pytest.mark.parametrize(
+    ("machine", "says"),
+    [
+        ("dgx-h100/tp2", "157.2 GB more than its memory of 171.8 GB, enough have dgx-h100 with tensor parallelism 8"),
+        ("mi300x/tp1", "enough have mi300x with tensor parallelism 2"),
+        ("l40s/tp4@50%", "model bloom-176b on machine l40s/tp4@50%: weights of 329.0 GB are 135.7 GB more"),
+    ],
+)
+def test_model_that_does_not_fit(machine: str, says: str) -> None:
+    """A model larger than the memory would be served from nowhere, or its reader not learn what has enough."""
+    with pytest.raises(SpecError) as caught:
+        phase_times(load_model("bloom-176b"), load_machine(machine))
+    assert says in str(caught.value)
+
+
+def test_model_that_fits_nowhere() -> None:
+    """The error would offer a machine that is too small as well, or end in another error."""
+    giant = replace(load_model("bloom-176b"), weights_bytes=1e13)
+    with pytest.raises(SpecError, match="enough have none of the known machines"):
+        phase_times(giant, load_machine("dgx-h100"))
+
+
+def test_a_slice_is_timed_by_what_was_measured_on_as_many_accelerators() -> None:
+    """A slice would run as fast as the whole server, or be guessed although it was measured."""
+    llama, bloom = load_model("llama2-70b"), load_model("bloom-176b")
+    sliced, whole = (phase_times(llama, load_machine(name)) for name in ("dgx-h100/tp4", "dgx-h100"))
+    assert sliced.source.startswith("measured: llama2-70b on dgx-h100 (Splitwise, ISCA 2024, tensor parallelism over 4")
+    assert float(sliced.prompt_time_s(1024)) == pytest.approx(0.1056, abs=1e-3)
+    assert float(whole.prompt_time_s(1024)) == pytest.approx(0.0779, abs=1e-3)
+    guessed = phase_times(replace(bloom, name="llama2-70b", weights_bytes=1e11), load_machine("dgx-h100/tp4"))
+    assert guessed.source.startswith("roofline")
+    slow = replace(load_machine("dgx-h100"), hbm_bytes_per_s=1e12)
+    assert phase_times(llama, variant(slow, "/tp4")).source.startswith("roofline")
+    assert phase_times(llama, load_machine("h200/tp4")).source.startswith("roofline")
+    with pytest.raises(SpecError, match="was not measured by the paper"):
+        phase_times(llama, load_machine("dgx-h100/tp4"), published=True)
+
+
+def test_a_cap_on_a_slice_scales_its_measured_times() -> None:
+    """A cap and a slice together would lose one of the two."""
+    llama = load_model("llama2-70b")
+    both, sliced = (phase_times(llama, load_machine(name)) for name in ("dgx-h100/tp4@50%", "dgx-h100/tp4"))
+    assert float(both.prompt_time_s(1024)) == pytest.approx(1.3 * float(sliced.prompt_time_s(1024)))
+    assert float(both.token_time_s(8, 4096)) == float(sliced.token_time_s(8, 4096))
+
+
+def test_own_profile_of_a_slice(tmp_path: Path) -> None:
+    """One's own measurements on four accelerators would be passed over, or those on eight taken for them."""
+    path = tmp_path / "own.csv"
+    path.write_text(OWN_PROFILE + OWN_PROFILE.removeprefix(HEADER).replace(",8\n", ",4\n"))
+    machine = variant(replace(load_machine("dgx-h100"), name="box"), "/tp4")
+    times = phase_times(load_model("llama-3.1-8b"), machine, profile=path)
+    assert float(times.prompt_time_s(1280)) == pytest.approx(0.0228)
+    path.write_text(OWN_PROFILE)
+    with pytest.raises(SpecError, match="tensor_parallel 4"):
+        phase_times(load_model("llama-3.1-8b"), machine, profile=path)
+
+
+def test_the_roofline_s_error_on_slices_is_what_the_page_says() -> None:
+    """docs/model.md would state another error of the roofline on slices than there is."""
+    errors = {
+        f"{machine}/tp{degree}": (error.prompt_mean, error.token_mean)
+        for (_, machine, degree), error in slice_errors().items()
+    }
+    assert errors == {
+        "dgx-a100/tp2": pytest.approx((0.48, 0.19), abs=0.005),
+        "dgx-a100/tp4": pytest.approx((0.20, 0.08), abs=0.005),
+        "dgx-h100/tp2": pytest.approx((0.25, 0.37), abs=0.005),
+        "dgx-h100/tp4": pytest.approx((0.13, 0.30), abs=0.005),
+    }
 
 
 def test_unknown_profile_is_refused() -> None:

@@ -30,6 +30,7 @@ def test_written_rules_are_read_back(rules: Rules) -> None:
         ({"batch_requests": "64", "kv_headroom": "0.05"}, Rules(batch_requests=64, kv_headroom=0.05)),
         ({"batch_requests": 64, "repurpose_after_s": 5}, Rules(batch_requests=64, repurpose_after_s=5.0)),
         ({"layerwise_from_tokens": "auto", "streaming_slowdown": None}, Rules()),
+        ({"elastic": "false"}, Rules(elastic=False)),
         ({"layerwise_from_tokens": 512}, Rules(layerwise_from_tokens=512)),
         ({"published": "true", "seed": 3}, rules_from({"seed": 3}, base=Rules.as_published())),
         ({"published": True, "batch_requests": 64}, rules_from({"batch_requests": 64}, base=Rules.as_published())),

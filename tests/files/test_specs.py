@@ -385,3 +385,61 @@ def test_one_line_for_a_bad_cluster(tmp_path: Path, change: dict[str, object], s
         load_cluster(_write(tmp_path / "cluster.yaml", good | change))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "accelerators", "provisioned_w"),
+    [
+        ("dgx-h100/tp4", "dgx-h100/tp4", 4, 5_100),
+        ("h100@50%", "dgx-h100@50%", 8, 7_140),
+        ("dgx-h100/tp2@50%", "dgx-h100/tp2@50%", 2, 1_785),
+        ("dgx-h100/tp8@100%", "dgx-h100", 8, 10_200),
+    ],
+)
+def test_variants_by_name(text: str, name: str, accelerators: int, provisioned_w: float) -> None:
+    """A slice or a cap in a machine's name would be dropped, or taken for a path."""
+    machine = load_machine(text)
+    assert (machine.name, machine.accelerators) == (name, accelerators)
+    assert machine.provisioned_w == pytest.approx(provisioned_w)
+
+
+def test_variants_of_a_file(tmp_path: Path) -> None:
+    """A slice of a machine of one's own could not be asked for, or a folder be taken for a slice."""
+    path = _write(tmp_path / "box.yaml", MACHINE | {"accelerators": 4, "accelerators_limit_w": "1 kW"})
+    assert load_machine(f"{path}/tp2@50%").name == "box/tp2@50%"
+    inside = tmp_path / "dgx-h100"
+    inside.mkdir()
+    _write(inside / "tp4", MACHINE)
+    assert load_machine(str(inside / "tp4")).name == "box"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dgx-h100/tp3", "tensor parallelism: got 3, allowed is 1, 2, 4 or 8"),
+        ("dgx-h100/tp0", "tensor parallelism: got 0"),
+        ("dgx-h100@19%", "power cap: got '19%', allowed is 20% to 100%"),
+        ("dgx-h100@101%", "power cap: got '101%'"),
+        ("dgx-h100/4", "allowed is NAME, NAME/tp4, NAME@50% or NAME/tp4@50%"),
+        ("dgx-h100@50", "allowed is NAME, NAME/tp4"),
+        ("dgx-h100@50%/tp4", "allowed is NAME, NAME/tp4"),
+        ("h100/tp", "allowed is NAME, NAME/tp4"),
+        ("dgx-h10/tp4", "unknown name 'dgx-h10', did you mean dgx-h100"),
+        ("none.yaml/tp4", "none.yaml: cannot be read"),
+    ],
+)
+def test_wrong_variants_are_one_line(text: str, message: str) -> None:
+    """A slice or a cap that there is not would be rounded to one that there is, or end in a traceback."""
+    with pytest.raises(SpecError) as caught:
+        load_machine(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_variants_stay_in_a_written_cluster(tmp_path: Path) -> None:
+    """A cluster file would lose the slices of its machines, or take their names for paths."""
+    _write(tmp_path / "box.yaml", MACHINE)
+    pools = [{"role": "unsplit", "count": 1, "machine": name} for name in ("dgx-h100/tp4@50%", "box.yaml/tp4")]
+    spec = load_cluster(_write(tmp_path / "cluster.yaml", {"model": "llama2-70b", "pools": pools}))
+    assert spec.pools[0].machine == "dgx-h100/tp4@50%"
+    assert spec.pools[1].machine == f"{tmp_path / 'box.yaml'}/tp4"

@@ -27,6 +27,7 @@ class Rules:
     batch_prompt_tokens: int = 2048
     batch_requests: int = 512
     spill_tokens: int = 8192
+    elastic: bool = True
     preemption_limit: int = 4
     repurpose_after_s: float = 60.0
     block_tokens: int = 16
@@ -189,6 +190,8 @@ class Counters:
     landing_cuts: int = 0
     arrival_cuts: int = 0
     both_to_least_loaded: int = 0
+    prompt_queued_static: int = 0
+    tokens_queued_static: int = 0
     prompts_evicted: int = 0
     chunks_continued: int = 0
     streams_without_room: int = 0

@@ -93,6 +93,8 @@ class Pools:
             return machine, machine
         prompt_side = self.pick_for_prompt("prompt", request) or self.pick_for_prompt("mixed", request)
         token_side = self.pick_for_tokens("token", request) or self.pick_for_tokens("mixed", request)
+        if not self.rules.elastic:
+            return prompt_side or self.queue_for_prompt(), token_side or self.queue_for_tokens()
         if prompt_side is None and self.members["token"]:
             prompt_side = self.least(self.prompt_load, self.members["token"])
             self.counters.token_to_mixed += 1
@@ -107,6 +109,16 @@ class Pools:
             best = [self.least(self.prompt_load, self.members[pool]) for pool in pools if self.members[pool]]
             prompt_side = token_side = min(best, key=self.prompt_load)
         return prompt_side, token_side
+
+    def queue_for_prompt(self) -> Machine:
+        self.counters.prompt_queued_static += 1
+        best = [self.least(self.prompt_load, self.members[pool]) for pool in ("prompt", "mixed") if self.members[pool]]
+        return min(best, key=self.prompt_load)
+
+    def queue_for_tokens(self) -> Machine:
+        self.counters.tokens_queued_static += 1
+        best = [self.least(self.token_load, self.members[pool]) for pool in ("token", "mixed") if self.members[pool]]
+        return min(best, key=self.token_load)
 
     def pick_for_prompt(self, pool: Role, request: Request) -> Machine | None:
         machine = self.pick("prompt", pool)

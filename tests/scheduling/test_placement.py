@@ -150,6 +150,35 @@ def test_least_loaded_of_all_takes_both_when_nothing_else_is_left() -> None:
     assert placed(ledger, 10) == (1, 1)
 
 
+STATIC = Rules(elastic=False, block_tokens=1)
+
+
+def test_static_pools_queue_prompts_where_there_is_least_to_do() -> None:
+    """A machine would change its pool although pools are static, or a prompt queue at the fuller machine."""
+    ledger = ledger_of("prompt", "prompt", "token", "mixed", rules=STATIC)
+    for machine, tokens in ((0, 8_500), (1, 8_400), (3, 9_000)):
+        busy_prompt(ledger, machine, tokens)
+    assert placed(ledger, 300) == (1, 2)
+    assert [pool_machines(ledger, pool) for pool in (PROMPT, TOKEN, MIXED)] == [[0, 1], [2], [3]]
+
+
+def test_static_pools_use_the_mixed_pool_first() -> None:
+    """A dedicated mixed machine would be idle while the other two pools have queues."""
+    ledger = ledger_of("prompt", "token", "mixed", rules=STATIC, capacity_blocks=10_000)
+    busy_prompt(ledger, 0)
+    with_load(ledger, 1, committed_blocks=9_990)
+    assert placed(ledger, 300) == (2, 2)
+
+
+def test_static_pools_queue_tokens_where_least_is_committed() -> None:
+    """A token phase would go to a machine of the prompt pool, or not to the least loaded one of the others."""
+    ledger = ledger_of("prompt", "token", "token", "mixed", rules=STATIC, capacity_blocks=1_100)
+    for machine, committed in ((1, 1_099), (2, 1_098), (3, 1_098)):
+        with_load(ledger, machine, committed_blocks=committed)
+    assert placed(ledger, 100, 10) == (0, 2)
+    assert ledger.counters["prompt_to_mixed"][0] == 0
+
+
 def test_unsplit_machine_takes_what_comes() -> None:
     """A request would be refused by an unsplit machine with a long queue, where there is nowhere to spill to."""
     ledger = ledger_of("unsplit")

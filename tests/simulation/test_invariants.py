@@ -1,5 +1,7 @@
 """What must hold in every run, between any two events: random small clusters, traces and rules."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 
 from driving import done_rows, drive
@@ -69,3 +71,16 @@ def test_the_cases_reach_what_they_are_meant_to_reach() -> None:
         "one_machine",
     ):
         assert reached[name] > 0, name
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_static_pools_never_change_and_serve_everything(case: Case) -> None:
+    """With static pools a machine would leave its pool, or a request wait for ever for a machine that may not come."""
+    case = replace(case, rules=replace(case.rules, elastic=False))
+    state = drive(case.cluster, case.rules, case.trace)
+    assert state.ledger.counters["live"][0] == 0
+    machines = state.ledger.machines
+    assert machines["pool"].tolist() == machines["home"].tolist()
+    for moves in ("prompt_to_mixed", "token_to_mixed", "returns", "repurposed"):
+        assert state.ledger.counters[moves][0] == 0

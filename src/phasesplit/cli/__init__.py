@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from phasesplit import __version__
+from phasesplit._version import __version__
 from phasesplit.cli import trace
 from phasesplit.cli.simulate import simulate
 from phasesplit.errors import InfeasibleError, SpecError

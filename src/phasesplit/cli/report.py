@@ -7,8 +7,9 @@ from typing import Any
 from phasesplit._jit import CACHE_IS_WARM
 from phasesplit.domain.latency import Distribution
 from phasesplit.domain.money import JOULES_PER_KWH, Bill
+from phasesplit.domain.slo import SloVerdict, is_slowdown
 from phasesplit.files.results import output_tokens_per_s
-from phasesplit.simulation.result import Result
+from phasesplit.simulation.result import Autoscaling, Result
 
 _WIDEST = 100
 _LATENCIES = {
@@ -20,6 +21,12 @@ _LATENCIES = {
     "queue_s": "wait for prompt phase",
     "transfer_exposed_s": "exposed KV transfer",
     "token_queue_s": "wait for token phase",
+}
+_SLO_METRICS = _LATENCIES | {
+    "ttft_slowdown": "TTFT slowdown",
+    "tbt_slowdown": "TBT slowdown",
+    "e2e_slowdown": "E2E slowdown",
+    "goodput_ratio": "goodput ratio",
 }
 _SECONDS_PER_HOUR = 3600.0
 
@@ -40,6 +47,8 @@ def print_report(result: Result, elapsed_s: float) -> None:
     _print_slo(console, result)
     console.print(_pools(result))
     _print_counts(console, result)
+    if result.autoscaling is not None:
+        _print_autoscaling(console, result.autoscaling, result)
     console.print(_bill(result.bill))
     _print_power(console, result.bill)
     _print_origins(console, result)
@@ -83,24 +92,46 @@ def _print_slo(console: Any, result: Result) -> None:
         return
     if not verdict.findings:
         return
-    percentiles = sorted({finding.limit.percentile for finding in verdict.findings})
-    table = _table("slowdown", *(f"p{p:g}" for p in percentiles))
-    for metric in dict.fromkeys(finding.limit.metric for finding in verdict.findings):
-        row: list[Any] = [metric.removesuffix("_slowdown").upper()]
-        for finding in (each for each in verdict.findings if each.limit.metric == metric):
-            sign, mark, style = ("<", "ok", "") if finding.holds else ("≥", "miss", "red")
-            row.append(Text(f"{_number(finding.value)} {sign} {finding.limit.below:g} {mark:>4}", style))
-        table.add_row(*row)
-    console.print(table)
+    only_slowdowns = all(is_slowdown(metric) for metric in verdict.slo.metrics)
+    console.print(_slowdowns(verdict) if only_slowdowns else _limits(verdict))
     missed = sum(not finding.holds for finding in verdict.findings)
     reasons = [f"{missed} of {len(verdict.findings)} limits missed"] if missed else []
     if not verdict.complete:
         reasons.append("not every request was served")
-    name = verdict.slo.name
+    # The table above says what an SLO without a name of its own consists of.
+    name = "SLO" if "<" in verdict.slo.name else f"SLO {verdict.slo.name}"
     if reasons:
-        console.print(Text(f"SLO {name} broken: {', '.join(reasons)}\n", "bold red"))
+        console.print(Text(f"{name} broken: {', '.join(reasons)}\n", "bold red"))
     else:
-        console.print(Text(f"SLO {name} kept: all {len(verdict.findings)} limits hold\n", "bold green"))
+        console.print(Text(f"{name} kept: all {len(verdict.findings)} limits hold\n", "bold green"))
+
+
+def _slowdowns(verdict: SloVerdict) -> Any:
+    from rich.text import Text
+
+    percentiles = sorted({finding.limit.percentile for finding in verdict.findings})
+    table = _table("slowdown", *(f"p{p:g}" for p in percentiles))
+    for metric in dict.fromkeys(finding.limit.metric for finding in verdict.findings):
+        row: list[Any] = [""] * len(percentiles)
+        for finding in (each for each in verdict.findings if each.limit.metric == metric):
+            sign, mark, style = ("<", "ok", "") if finding.holds else ("≥", "miss", "red")
+            text = Text(f"{_number(finding.value)} {sign} {finding.limit.below:g} {mark:>4}", style)
+            row[percentiles.index(finding.limit.percentile)] = text
+        table.add_row(metric.removesuffix("_slowdown").upper(), *row)
+    return table
+
+
+def _limits(verdict: SloVerdict) -> Any:
+    from rich.text import Text
+
+    table = _table("SLO", "", "found", "must be below", "")
+    for finding in verdict.findings:
+        limit = finding.limit
+        shown = _time if limit.metric.endswith("_s") else _number
+        mark, style = ("ok", "") if finding.holds else ("miss", "red")
+        cells = (f"p{limit.percentile:g}", shown(finding.value), shown(limit.below), mark)
+        table.add_row(_SLO_METRICS[limit.metric], *(Text(cell, style) for cell in cells))
+    return table
 
 
 def _pools(result: Result) -> Any:
@@ -137,6 +168,18 @@ def _print_counts(console: Any, result: Result) -> None:
     console.print(
         f"throughput: {result.throughput_per_s:,.3g} requests/s, {output_tokens_per_s(result):,.0f} output tokens/s"
     )
+
+
+def _print_autoscaling(console: Any, found: Autoscaling, result: Result) -> None:
+    hours = ", ".join(f"{pool.machine_hours:,.1f} of {pool.name}" for pool in result.pools)
+    changes = {"starts": found.starts, "stops": found.stops, "stale signals": found.stale}
+    console.print(f"autoscaling {found.policy.name}: {_listed(changes)}; machine-hours: {hours}")
+    if found.misses.limits:
+        limits = ", ".join(f"{_SLO_METRICS[metric]} < {below:g}" for metric, below in found.misses.limits)
+        console.print(
+            f"requests that missed the SLO ({limits} each): {found.misses.share:.2%},"
+            f" in the worst hour {found.misses.worst_hour_share:.2%}"
+        )
 
 
 def _bill(bill: Bill) -> Any:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phasesplit.domain.cluster import Cluster
     from phasesplit.domain.request import Trace
     from phasesplit.domain.slo import Slo
+    from phasesplit.scheduling.autoscaling import Policy
     from phasesplit.scheduling.rules import Rules
     from phasesplit.simulation.result import Result
 
@@ -100,8 +101,24 @@ def simulate(
     reference: Annotated[
         str, _option("--reference", text="Machine that slowdowns compare with; by default dgx-a100.", metavar="MACHINE")
     ] = "dgx-a100",
+    autoscale: Annotated[
+        str | None,
+        _option(
+            "--autoscale",
+            text="Policy that starts and drains machines; --pool then says how many there can be. One of "
+            "static:initial=4+2, threshold:high=4000,low=500, joint:target=1000,ratio=2, "
+            "schedule:0h=4+2,8h=10+6,20h=4+2; more settings: docs/autoscaling.md.",
+            metavar="POLICY",
+        ),
+    ] = None,
     slo: Annotated[
-        str, _option("--slo", text="What latencies are held against; by default splitwise.", metavar="splitwise|none")
+        str,
+        _option(
+            "--slo",
+            text="What latencies are held against: splitwise (default), splitwise*1.5, none, or limits such as "
+            "'ttft_p99<2s,tbt_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%'.",
+            metavar="SLO",
+        ),
     ] = "splitwise",
     grid_intensity: Annotated[
         float | None,
@@ -136,6 +153,9 @@ def simulate(
     phasesplit simulate --model llama2-70b --pool unsplit:40:dgx-h100 \\
         --workload azure-conversation --rate 70 --duration 600 --seed 1 --json
     """  # noqa: D301 - \b is how click is told to keep these lines
+    from phasesplit.domain.slo_text import parse_slo
+    from phasesplit.files.policies import parse_policy
+
     read = (workload, cluster, model, profile, reference, *(text.split(":", 2)[-1] for text in pool or ()))
     outputs = checked_outputs(read, requests=requests, parquet=parquet, figure=figure, html=html)
     if summary_only and (requests or parquet):
@@ -154,7 +174,8 @@ def simulate(
         skip_bad=skip_bad,
         sort=sort,
     )
-    judged_by = _slo(slo)
+    judged_by = parse_slo(slo, "--slo")
+    scaled_by = None if autoscale is None else parse_policy(autoscale, "--autoscale")
     grid_kg_per_kwh = _grid(grid_intensity)
     served_by, by_rules = cluster_and_rules(
         cluster,
@@ -173,7 +194,14 @@ def simulate(
         if dropped:
             typer.echo(dropped, err=True)
     result, elapsed_s = _simulated(
-        served_by, trace, by_rules, keep=not summary_only, slo=judged_by, grid_kg_per_kwh=grid_kg_per_kwh, quiet=quiet
+        served_by,
+        trace,
+        by_rules,
+        autoscale=scaled_by,
+        keep=not summary_only,
+        slo=judged_by,
+        grid_kg_per_kwh=grid_kg_per_kwh,
+        quiet=quiet,
     )
     write_outputs(result, outputs)
     if as_json:
@@ -191,15 +219,6 @@ def simulate(
             typer.echo(f"wrote {path}")
 
 
-def _slo(name: str) -> "Slo":
-    from phasesplit.domain.slo import SPLITWISE, Slo
-
-    known = {"splitwise": SPLITWISE, "none": Slo("none", ())}
-    if name not in known:
-        raise SpecError.unknown("--slo", name, known)
-    return known[name]
-
-
 def _grid(kg_per_kwh: float | None) -> float:
     from phasesplit.domain.money import WORLD_GRID_KG_PER_KWH
 
@@ -215,6 +234,7 @@ def _simulated(
     trace: "Trace | Iterable[Trace]",
     rules: "Rules",
     *,
+    autoscale: "Policy | None",
     keep: bool,
     slo: "Slo",
     grid_kg_per_kwh: float,
@@ -232,6 +252,7 @@ def _simulated(
             cluster,
             trace,
             rules,
+            autoscale=autoscale,
             keep=keep,
             slo=slo,
             grid_kg_per_kwh=grid_kg_per_kwh,

@@ -1,5 +1,6 @@
 """What a cluster costs: money, power, energy and greenhouse gases."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,17 @@ _SECONDS_PER_HOUR = 3600.0
 _BUSY_TOLERANCE_S = 1e-6
 
 
-def usd_per_hour(cluster: Cluster) -> float:
-    """Return the price of the whole cluster."""
-    return sum(pool.count * pool.machine.price_usd_per_hour for pool in cluster.pools)
+def usd_per_hour(cluster: Cluster, counts: Sequence[float] | None = None) -> float:
+    """Return the price of a cluster.
+
+    Args:
+        cluster: The cluster.
+        counts: Machines of each pool that are paid for, on the mean over time; None: all.
+    """
+    return sum(
+        count * pool.machine.price_usd_per_hour
+        for pool, count in zip(cluster.pools, _counts(cluster, counts), strict=True)
+    )
 
 
 def provisioned_w(cluster: Cluster) -> float:
@@ -30,13 +39,14 @@ def provisioned_w(cluster: Cluster) -> float:
 
 
 def energy_j(
-    machine: Machine, *, duration_s: float, prompt_s: ArrayLike, mixed_s: ArrayLike, token_s: ArrayLike
+    machine: Machine, *, duration_s: ArrayLike, prompt_s: ArrayLike, mixed_s: ArrayLike, token_s: ArrayLike
 ) -> Floats:
     """Return the energy that machines of one type draw.
 
     Args:
         machine: Their type.
-        duration_s: How long they are looked at, >= 0; what is left after the busy times they idle.
+        duration_s: How long they are switched on, one time for all or one element a machine, >= 0; when not busy they
+            idle.
         prompt_s: Time in prompt iterations, any shape, one element a machine, >= 0.
         mixed_s: Time in mixed iterations, which draw as much as prompt iterations.
         token_s: Time in token iterations.
@@ -46,8 +56,9 @@ def energy_j(
     """
     computing_s = np.asarray(prompt_s, dtype=np.float64) + np.asarray(mixed_s, dtype=np.float64)
     streaming_s = np.asarray(token_s, dtype=np.float64)
-    idle_s = duration_s - computing_s - streaming_s
-    if idle_s.size and float(idle_s.min()) < -_BUSY_TOLERANCE_S * max(duration_s, 1.0):
+    on_s = np.asarray(duration_s, dtype=np.float64)
+    idle_s = on_s - computing_s - streaming_s
+    if np.any(idle_s < -_BUSY_TOLERANCE_S * np.maximum(on_s, 1.0)):
         raise SpecError.bad(f"machine {machine.name}, duration_s", duration_s, "at least the time it is busy")
     return np.maximum(idle_s, 0.0) * machine.idle_w + computing_s * machine.prompt_w + streaming_s * machine.token_w
 
@@ -57,11 +68,22 @@ def operational_kg_co2e(energy: float, grid_kg_per_kwh: float = WORLD_GRID_KG_PE
     return energy / JOULES_PER_KWH * grid_kg_per_kwh
 
 
-def embodied_kg_co2e(cluster: Cluster, duration_s: float) -> float:
-    """Return the share of making the cluster's machines that falls to so much of their service life."""
+def embodied_kg_co2e(cluster: Cluster, duration_s: float, counts: Sequence[float] | None = None) -> float:
+    """Return the share of making the cluster's machines that falls to so much of their service life.
+
+    Args:
+        cluster: The cluster.
+        duration_s: The time.
+        counts: Machines of each pool that are switched on, on the mean over that time; None: all.
+    """
     return sum(
-        pool.count * pool.machine.embodied_kg_co2e * duration_s / pool.machine.lifetime_s for pool in cluster.pools
+        count * pool.machine.embodied_kg_co2e * duration_s / pool.machine.lifetime_s
+        for pool, count in zip(cluster.pools, _counts(cluster, counts), strict=True)
     )
+
+
+def _counts(cluster: Cluster, counts: Sequence[float] | None) -> Sequence[float]:
+    return [pool.count for pool in cluster.pools] if counts is None else counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +94,11 @@ class Bill:
         duration_s: How long the run lasts.
         requests: Requests it served.
         output_tokens: Tokens it generated.
-        usd_per_hour: Price.
-        provisioned_w: Power that must be provisioned.
+        usd_per_hour: Price of the machines switched on, on the mean over the run.
+        provisioned_w: Power that must be provisioned: for all machines, on or off.
         energy_j: Energy drawn.
         operational_kg_co2e: Greenhouse gases of that energy.
-        embodied_kg_co2e: Share of the greenhouse gases of making the machines.
+        embodied_kg_co2e: Share of the greenhouse gases of making the machines, for the time that they are switched on.
     """
 
     duration_s: float
@@ -150,6 +172,7 @@ def bill(
     requests: int,
     output_tokens: int,
     grid_kg_per_kwh: float = WORLD_GRID_KG_PER_KWH,
+    on_s: Floats | None = None,
 ) -> Bill:
     """Return what a run of a cluster costs.
 
@@ -162,18 +185,24 @@ def bill(
         requests: Requests served.
         output_tokens: Tokens generated.
         grid_kg_per_kwh: Carbon intensity of the electricity.
+        on_s: float64 (cluster.machines,), time that each machine is switched on; None: all of the duration. A machine
+            that is off costs and draws nothing.
 
     Raises:
-        SpecError: A machine is busy for longer than the duration.
+        SpecError: A machine is busy for longer than it is switched on.
     """
+    on_s = np.full(cluster.machines, duration_s) if on_s is None else on_s
+    counts = []
     drawn_j = 0.0
     first = 0
     for pool in cluster.pools:
         own = slice(first, first + pool.count)
+        # A sum of shares: machines that are always on count as exactly one each.
+        counts.append(float((on_s[own] / duration_s).sum()) if duration_s else pool.count)
         drawn_j += float(
             energy_j(
                 pool.machine,
-                duration_s=duration_s,
+                duration_s=on_s[own],
                 prompt_s=prompt_s[own],
                 mixed_s=mixed_s[own],
                 token_s=token_s[own],
@@ -184,9 +213,9 @@ def bill(
         duration_s=duration_s,
         requests=requests,
         output_tokens=output_tokens,
-        usd_per_hour=usd_per_hour(cluster),
+        usd_per_hour=usd_per_hour(cluster, counts),
         provisioned_w=provisioned_w(cluster),
         energy_j=drawn_j,
         operational_kg_co2e=operational_kg_co2e(drawn_j, grid_kg_per_kwh),
-        embodied_kg_co2e=embodied_kg_co2e(cluster, duration_s),
+        embodied_kg_co2e=embodied_kg_co2e(cluster, duration_s, counts),
     )

@@ -1,7 +1,7 @@
 """Service-level objectives: limits on percentiles, and whether a run kept them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,10 @@ from phasesplit.domain.latency import Distribution
 from phasesplit.domain.profile import PhaseTimes
 
 Floats = NDArray[np.float64]
+
+
+GOODPUT_RATIO = "goodput_ratio"
+"""Metric of a request: its largest share of a limit over `Slo.each`; below 1, it kept all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +38,52 @@ class Slo:
     Attributes:
         name: As in reports.
         limits: The limits.
+        each: Metric and upper limit of what a request must keep to count as good; a limit on `GOODPUT_RATIO` says how
+            many requests must.
     """
 
     name: str
     limits: tuple[Limit, ...]
+    each: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Names of the metrics that its limits are on."""
+        return frozenset(limit.metric for limit in self.limits)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any limit is on a slowdown, which only a cluster with a reference machine has."""
+        return any(is_slowdown(metric) for metric in (*self.metrics, *(metric for metric, _ in self.each)))
+
+    def scaled(self, factor: float) -> "Slo":
+        """Return the SLO with every limit looser (factor > 1) or tighter (< 1); shares of requests stay."""
+        composed = any(sign in self.name for sign in ",<*")
+        return Slo(
+            f"({self.name})*{factor:g}" if composed else f"{self.name}*{factor:g}",
+            tuple(
+                limit if limit.metric == GOODPUT_RATIO else replace(limit, below=limit.below * factor)
+                for limit in self.limits
+            ),
+            tuple((metric, below * factor) for metric, below in self.each),
+        )
+
+
+def is_slowdown(metric: str) -> bool:
+    """Return whether a metric compares with the reference machine."""
+    return metric.endswith("_slowdown")
+
+
+def goodput_ratio(values: Mapping[str, Floats], each: Iterable[tuple[str, float]]) -> Floats:
+    """Return the largest share of a limit that each request takes up, (n,); an undefined metric takes up nothing.
+
+    Args:
+        values: Columns of the metrics in `each`, float64 (n,).
+        each: Metric and limit, at least one.
+    """
+    shares = [np.nan_to_num(values[metric] / below, nan=0.0) for metric, below in each]
+    largest: Floats = np.maximum.reduce(shares)
+    return largest
 
 
 SPLITWISE = Slo(

@@ -49,7 +49,7 @@ def draw_latency(
 
     Args:
         axes: Where to.
-        metric: Name of the metric, in seconds.
+        metric: Name of the metric: in seconds where it ends in "_s", else a factor.
         distribution: Its values.
         name: Title.
         of: What is counted ("requests").
@@ -63,15 +63,18 @@ def draw_latency(
     values, places = tail_curve(distribution, HIGHEST)
     axes.plot(values, places, color=tint, linewidth=1.8)
     for percentile in MARKED:
-        _mark(axes, distribution.quantile(percentile / 100), percentile, tint)
+        _mark(axes, metric, distribution.quantile(percentile / 100), percentile, tint)
     own = [limit for limit in limits if limit.metric == metric]
     for limit in own:
-        axes.plot(limit.below, nines(limit.percentile), "|", markersize=11, markeredgewidth=1.6, color=colour("alarm"))
+        place = nines(min(limit.percentile, HIGHEST))
+        axes.plot(limit.below, place, "|", markersize=9, markeredgewidth=1.6, color=colour("alarm"))
+        is_right = limit.below >= distribution.quantile(limit.percentile / 100)
         axes.annotate(
-            "limit", (limit.below, nines(limit.percentile)), xytext=(0, 7), textcoords="offset points",
-            ha="center", color=colour("alarm"),
+            "limit", (limit.below, place), xytext=(4 if is_right else -4, 0), textcoords="offset points",
+            ha="left" if is_right else "right", va="center", color=colour("alarm"),
         )  # fmt: skip
-    duration_axis(axes, [*values, *(limit.below for limit in own)], room_right=0.3)
+    axis = duration_axis if metric.endswith("_s") else factor_axis
+    axis(axes, [*values, *(limit.below for limit in own)], room_right=0.3)
     percentile_axis(axes, of)
 
 
@@ -96,14 +99,28 @@ def draw_curves(axes: Any, curves: Sequence[tuple[str, str, Distribution]], *, n
 
 def duration_axis(axes: Any, values_s: Iterable[float], *, room_right: float = 0.0) -> None:
     """Give axes a logarithmic x axis of readable durations around values, a share of it left free at the right."""
-    known = np.array([value for value in values_s if value > 0])
+    low, high = _widened(values_s, room_right)
+    _logarithmic(axes, low, high, {tick: readable.seconds(tick) for tick in readable.time_ticks(low, high)})
+
+
+def factor_axis(axes: Any, values: Iterable[float], *, room_right: float = 0.0) -> None:
+    """Give axes a logarithmic x axis of round factors around values, a share of it left free at the right."""
+    low, high = _widened(values, room_right)
+    _logarithmic(axes, low, high, {tick: f"{tick:g}" for tick in readable.factor_ticks(low, high)})
+
+
+def _widened(values: Iterable[float], room_right: float) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis around values."""
+    known = np.array([value for value in values if value > 0])
     low, high = float(known.min()) / 1.1, float(known.max()) * 1.1
     widen = max(1.0, _LEAST_SPAN / (high / low)) ** 0.5
     low, high = low / widen, high * widen
-    high *= (high / low) ** room_right
-    ticks = readable.time_ticks(low, high)
+    return low, high * (high / low) ** room_right
+
+
+def _logarithmic(axes: Any, low: float, high: float, ticks: dict[float, str]) -> None:
     axes.set(xscale="log", xlim=(low, high))
-    axes.set_xticks(ticks, labels=[readable.seconds(tick) for tick in ticks])
+    axes.set_xticks(list(ticks), labels=list(ticks.values()))
     axes.set_xticks([], minor=True)
     axes.grid(visible=True)
 
@@ -114,11 +131,11 @@ def percentile_axis(axes: Any, of: str) -> None:
     axes.set_yticks([nines(tick) for tick in _TICKS], labels=[f"{tick:g} %" for tick in _TICKS])
 
 
-def _mark(axes: Any, value: float, percentile: float, tint: str) -> None:
+def _mark(axes: Any, metric: str, value: float, percentile: float, tint: str) -> None:
     axes.plot(value, nines(percentile), "o", markersize=3.6, color=tint)
     axes.annotate(
-        readable.seconds(value), (value, nines(percentile)), xytext=(6, -4), textcoords="offset points", va="top",
-        fontweight="bold", color=tint,
+        readable.measure(metric, value), (value, nines(percentile)), xytext=(6, -5), textcoords="offset points",
+        va="top", fontweight="bold", color=tint,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ METRIC_NAMES = {
     "ttft_slowdown": "TTFT slowdown",
     "tbt_slowdown": "TBT slowdown",
     "e2e_slowdown": "E2E slowdown",
+    "goodput_ratio": "goodput",
 }
 """What people call the metrics of a result; other names stand for themselves."""
 
@@ -26,6 +27,11 @@ _DECADES_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 60.0, 600.0, 3_600.0
 _LADDER_S = (
     *(step * 10.0**power for power in range(-6, 1) for step in (1, 2, 5)),
     *(10.0, 20.0, 60.0, 120.0, 300.0, 600.0, 1_200.0, 3_600.0, 7_200.0, 18_000.0, 36_000.0, 72_000.0, 360_000.0),
+)
+_FACTORS = (
+    *(10.0**power for power in range(-6, 10)),
+    *(step * 10.0**power for power in range(-6, 10) for step in (2, 5)),
+    *(1.5, 3.0, 7.0, 1.2),
 )
 _LEAST_SPACE = 0.19
 
@@ -116,6 +122,11 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
 
 
+def sentence(text: str) -> str:
+    """Return words as a sentence: their first letter large, with a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def counted(count: int, thing: str) -> str:
     """Return "1 request" or "8,526 requests"."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
@@ -129,10 +140,19 @@ def load(result: Result) -> str:
 
 def time_ticks(low_s: float, high_s: float) -> list[float]:
     """Return round durations whose labels do not touch on a logarithmic axis of that range; the roundest go first."""
-    apart = (high_s / low_s) ** _LEAST_SPACE
+    return _apart(low_s, high_s, _DECADES_S + _LADDER_S)
+
+
+def factor_ticks(low: float, high: float) -> list[float]:
+    """Return round factors whose labels do not touch on a logarithmic axis of that range; the roundest go first."""
+    return _apart(low, high, _FACTORS)
+
+
+def _apart(low: float, high: float, ladder: tuple[float, ...]) -> list[float]:
+    apart = (high / low) ** _LEAST_SPACE
     chosen: list[float] = []
-    for tick in _DECADES_S + _LADDER_S:
-        if low_s <= tick <= high_s and all(max(tick / other, other / tick) >= apart for other in chosen):
+    for tick in ladder:
+        if low <= tick <= high and all(max(tick / other, other / tick) >= apart for other in chosen):
             chosen.append(tick)
     return sorted(chosen)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from phasesplit import __version__
+from phasesplit._version import __version__
 from phasesplit.figures import readable, tables
 from phasesplit.figures.captions import CAPTIONS
 from phasesplit.figures.page import (

@@ -1,6 +1,7 @@
 """Phase times by name: from the shipped measurements, from a measured profile of one's own, or from the roofline."""
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -20,14 +21,20 @@ from phasesplit.domain.roofline import (
     calibration_error,
     roofline_times,
 )
+from phasesplit.domain.variants import fitting_degree, sliced
 from phasesplit.errors import SpecError
 from phasesplit.files.specs import known_machines, known_models, load_machine, load_model
 
 PUBLISHED_HARDWARE = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}
 """What perf_model.csv calls the machines of this catalog."""
 
-_SHIPPED = "Splitwise, ISCA 2024, tensor parallelism over 8 GPUs, medians of 5 runs"
+WHOLE = 8
+"""Accelerators of the machines that were measured."""
+
+_SHIPPED = "Splitwise, ISCA 2024, tensor parallelism over {} GPUs, medians of 5 runs"
 _OWN_COLUMNS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
+TIME_SOURCES = ("auto", "measured", "roofline", "aiconfigurator")
+"""Where phase times may come from; auto: measured where there are measurements, else the roofline."""
 _LARGEST = 1e9
 
 
@@ -38,13 +45,14 @@ def phase_times(
     published: bool = False,
     profile: str | Path | None = None,
     overhead_per_layer_s: float | None = None,
+    source: str = "auto",
 ) -> PhaseTimes:
     """Return how long the iterations of a model take on a machine, its time factors applied.
 
-    Measured times where the model was measured on the machine, otherwise the roofline; a machine or model of one's own
-    that only shares the name of a measured one was not measured, unless it names the profile. A model that was measured
-    on some machine keeps the overhead of that (2023) engine on the others, so that machines compare like with like; all
-    other models get the overhead of a modern engine.
+    Measured times where the model was measured on so many of the machine's accelerators, otherwise the roofline; a
+    machine or model of one's own that only shares the name of a measured one was not measured, unless it names the
+    profile. A model that was measured on some machine keeps the overhead of that (2023) engine on the others, and on
+    slices of them, so that machines compare like with like; all other models get the overhead of a modern engine.
 
     Args:
         model: The model.
@@ -53,6 +61,7 @@ def phase_times(
         profile: A CSV file with measurements of one's own in the layout of perf_model.csv (columns model, hardware,
             prompt_size, batch_size, token_size, prompt_time and token_time in ms, tensor_parallel; others are ignored).
         overhead_per_layer_s: Use the roofline, measured or not, with this overhead (see `roofline_times`).
+        source: auto; or, instead of all that, measured, roofline, or aiconfigurator[:engine[:version]] alone.
 
     Raises:
         SpecError: The model does not fit into the machine's memory; the machine names a profile that is not known;
@@ -60,30 +69,66 @@ def phase_times(
             for this pair.
     """
     if model.weights_bytes >= machine.hbm_bytes:
-        raise SpecError.bad(
-            f"model {model.name} on machine {machine.name}, weights",
-            f"{model.weights_bytes / 1e9:,.1f} GB",
-            f"less than the machine's memory of {machine.hbm_bytes / 1e9:,.1f} GB",
-        )
+        raise _does_not_fit(model, machine)
     if profile is None and machine.profile and machine.profile not in known_machines():
         raise SpecError.unknown(f"machine {machine.name}, profile", machine.profile, known_machines())
     if profile is not None and published:
         raise SpecError.bad(
             "profile", str(profile), "no profile under the published rules, which have their own look-up"
         )
-    if profile is not None:
+    kind = _checked_source(source, alone=not published and profile is None and overhead_per_layer_s is None)
+    if kind == "aiconfigurator":
+        from phasesplit.files.operator_engine import engine_named
+        from phasesplit.files.operator_tables import operator_times
+
+        backend, version = engine_named(source)
+        times = operator_times(model, machine, backend=backend, version=version)
+    elif profile is not None:
         times = profile_times(read_profile(profile, model, machine))
     elif published:
         times = _published(model, machine)
     else:
-        as_measured = overhead_per_layer_s is None and _is_as_measured(model, machine)
-        shipped = measurements(model.name, machine.profile_name) if as_measured else None
+        as_measured = overhead_per_layer_s is None and kind != "roofline" and _is_as_measured(model, machine)
+        shipped = measurements(model.name, machine.profile_name, machine.accelerators) if as_measured else None
         if shipped is not None:
             times = profile_times(shipped)
+        elif kind == "measured":
+            raise SpecError(f"source of phase times: nobody measured {model.name} on {machine.name}")
         else:
             overhead_s = _overhead_s(model) if overhead_per_layer_s is None else overhead_per_layer_s
             times = roofline_times(model, machine, overhead_per_layer_s=overhead_s)
     return times.scaled(machine.prompt_time_factor, machine.token_time_factor)
+
+
+def _checked_source(source: str, *, alone: bool) -> str:
+    """Return the kind of a source of phase times."""
+    kind, colon, _ = source.partition(":")
+    if kind not in TIME_SOURCES or (colon and kind != "aiconfigurator"):
+        raise SpecError.unknown("source of phase times", source, TIME_SOURCES)
+    if kind != "auto" and not alone:
+        allowed = "auto where the published rules, a profile or an overhead say where times come from"
+        raise SpecError.bad("source of phase times", source, allowed)
+    return kind
+
+
+def _does_not_fit(model: Model, machine: Machine) -> SpecError:
+    """Return the error that says how much memory is missing, and what has enough."""
+    return SpecError(
+        f"model {model.name} on machine {machine.name}: weights of {model.weights_bytes / 1e9:,.1f} GB are"
+        f" {(model.weights_bytes - machine.hbm_bytes) / 1e9:,.1f} GB more than its memory of"
+        f" {machine.hbm_bytes / 1e9:,.1f} GB, enough have {with_room_for(model, machine)}"
+    )
+
+
+def with_room_for(model: Model, machine: Machine) -> str:
+    """Return which machines hold a model, as a text: a machine with more of its accelerators first, then known ones."""
+    server = machine.server or machine.name
+    degree = fitting_degree(model, machine)
+    own = [] if degree is None else [f"{server} with tensor parallelism {degree}"]
+    others = [
+        name for name in known_machines() if name != server and fitting_degree(model, load_machine(name)) is not None
+    ]
+    return ", ".join(own + others) or "none of the known machines"
 
 
 def build_cluster(
@@ -93,6 +138,7 @@ def build_cluster(
     published: bool = False,
     profile: str | Path | None = None,
     overhead_per_layer_s: float | None = None,
+    source: str = "auto",
     name: str | None = None,
     reference: Machine | str | Path = "dgx-a100",
 ) -> Cluster:
@@ -104,6 +150,7 @@ def build_cluster(
         published: Look times up as the published simulator does.
         profile: Measurements of one's own, as for `phase_times`, with rows for every machine.
         overhead_per_layer_s: Use the roofline with this overhead, as for `phase_times`.
+        source: As for `phase_times`; the reference's times come from it too.
         name: As in reports; by default what the pools are.
         reference: The machine that slowdowns compare with; the paper's is a DGX-A100.
 
@@ -117,7 +164,12 @@ def build_cluster(
         if role not in list(Role):
             raise SpecError.unknown("pool, role", str(role), Role)
         times = phase_times(
-            served, machine, published=published, profile=profile, overhead_per_layer_s=overhead_per_layer_s
+            served,
+            machine,
+            published=published,
+            profile=profile,
+            overhead_per_layer_s=overhead_per_layer_s,
+            source=source,
         )
         built.append(Pool(role=Role(role), count=count, machine=machine, times=times))
     described = " + ".join(f"{pool.count} {pool.role} {pool.machine.name}" for pool in built)
@@ -126,24 +178,34 @@ def build_cluster(
         name=name or described,
         model=served,
         pools=tuple(built),
-        reference=_reference_times(served, compared_with, published=published),
+        reference=reference_times(served, compared_with, published=published, source=source),
     )
 
 
-def _reference_times(model: Model, machine: Machine, *, published: bool) -> PhaseTimes | None:
-    """Return the reference's phase times, None where the model does not fit on it: slowdowns are then undefined."""
+def reference_times(
+    model: Model, machine: Machine, *, published: bool = False, source: str = "auto"
+) -> PhaseTimes | None:
+    """Return the phase times that slowdowns compare with, None where the model does not fit on that machine.
+
+    Args:
+        model: The model.
+        machine: The machine to compare with.
+        published: As for `phase_times`.
+        source: As for `phase_times`: slowdowns of one engine over another would say nothing.
+    """
     if model.weights_bytes >= machine.hbm_bytes:
         return None
-    return phase_times(model, machine, published=published)
+    return phase_times(model, machine, published=published, source=source)
 
 
-def measurements(model_name: str, machine_name: str) -> Measurements | None:
-    """Return the shipped measurements of a model on a machine, or None where there are none."""
-    rows = [row for row in _shipped("measured.csv") if (row["model"], row["machine"]) == (model_name, machine_name)]
+def measurements(model_name: str, machine_name: str, tensor_parallel: int = WHOLE) -> Measurements | None:
+    """Return the shipped measurements of a model on so many accelerators of a machine, or None where there are none."""
+    measured = (model_name, machine_name, tensor_parallel)
+    rows = [row for row in _shipped("measured.csv") if _measured_on(row) == measured]
     if not rows:
         return None
     return Measurements(
-        source=f"{model_name} on {machine_name} ({_SHIPPED})",
+        source=f"{model_name} on {machine_name} ({_SHIPPED.format(tensor_parallel)})",
         prompt_tokens=_column(rows, "prompt_tokens"),
         batch_requests=_column(rows, "batch_requests"),
         output_tokens=_column(rows, "output_tokens"),
@@ -154,17 +216,32 @@ def measurements(model_name: str, machine_name: str) -> Measurements | None:
 
 
 def measured_pairs() -> list[tuple[str, str]]:
-    """Return the (model, machine) names with shipped measurements."""
-    return sorted({(row["model"], row["machine"]) for row in _shipped("measured.csv")})
+    """Return the (model, machine) names with shipped measurements on the whole machine."""
+    return sorted({(model, machine) for model, machine, degree in _all_measured() if degree == WHOLE})
 
 
 def calibration_errors() -> dict[tuple[str, str], PairError]:
     """Return the error of the roofline on each measured pair of model and machine."""
-    return {
-        (model, machine): calibration_error(load_model(model), load_machine(machine), shipped)
-        for model, machine in measured_pairs()
-        if (shipped := measurements(model, machine)) is not None
-    }
+    return {(model, machine): _roofline_error(model, machine, WHOLE) for model, machine in measured_pairs()}
+
+
+def slice_errors() -> dict[tuple[str, str, int], PairError]:
+    """Return the error of the roofline by model, machine and measured part of it; it was not fitted to those."""
+    return {measured: _roofline_error(*measured) for measured in _all_measured() if measured[-1] != WHOLE}
+
+
+def _roofline_error(model: str, machine: str, tensor_parallel: int) -> PairError:
+    shipped = measurements(model, machine, tensor_parallel)
+    assert shipped is not None  # noqa: S101 - the callers take the names from the table
+    return calibration_error(load_model(model), sliced(load_machine(machine), tensor_parallel), shipped)
+
+
+def _all_measured() -> list[tuple[str, str, int]]:
+    return sorted({_measured_on(row) for row in _shipped("measured.csv")})
+
+
+def _measured_on(row: Mapping[str, str]) -> tuple[str, str, int]:
+    return row["model"], row["machine"], int(row["tensor_parallel"])
 
 
 def read_profile(path: str | Path, model: Model, machine: Machine) -> Measurements:
@@ -221,24 +298,27 @@ def _is_as_measured(model: Model, machine: Machine) -> bool:
     if model.name not in known_models() or machine.profile_name not in known_machines():
         return False
     sizes = ("layers", "hidden", "query_heads", "kv_heads", "head_dim", "parameters")
-    speeds = ("accelerators", "hbm_bytes_per_s", "flops_per_s")
+    speeds = ("hbm_bytes_per_s", "flops_per_s")
     own, shipped = model, load_model(model.name)
-    return all(getattr(own, size) == getattr(shipped, size) for size in sizes) and (
-        bool(machine.profile)
-        or all(getattr(machine, speed) == getattr(load_machine(machine.name), speed) for speed in speeds)
-    )
+    if any(getattr(own, size) != getattr(shipped, size) for size in sizes):
+        return False
+    if machine.profile:
+        return True
+    whole = load_machine(machine.profile_name)
+    share = machine.accelerators / whole.accelerators
+    return all(math.isclose(getattr(machine, speed), share * getattr(whole, speed)) for speed in speeds)
 
 
 def _published(model: Model, machine: Machine) -> PhaseTimes:
     table = _shipped("published.csv")
     rows = [row for row in table if (row["model"], row["machine"]) == (model.name, machine.profile_name)]
-    if not rows:
+    if not rows or machine.instances_per_server > 1:
         pairs = ", ".join(f"{name} on {on}" for name, on in sorted({(row["model"], row["machine"]) for row in table}))
         raise SpecError(
             f"published rules: {model.name} on {machine.name} was not measured by the paper; measured are {pairs}"
         )
     return published_times(
-        f"{model.name} on {machine.profile_name} ({_SHIPPED})",
+        f"{model.name} on {machine.profile_name} ({_SHIPPED.format(WHOLE)})",
         _column(rows, "batch_tokens"),
         _column(rows, "prompt_s"),
         _column(rows, "token_s"),

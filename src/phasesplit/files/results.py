@@ -3,19 +3,20 @@
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit import __version__
+from phasesplit._version import __version__
 from phasesplit.domain.latency import Distribution
 from phasesplit.domain.money import Bill
 from phasesplit.errors import SpecError
 from phasesplit.files.rules import rules_settings
 from phasesplit.scheduling.pools import POOL_NAMES
-from phasesplit.simulation.result import Result
+from phasesplit.simulation.result import Autoscaling, Result
 
 REQUEST_ENDINGS = (".csv", ".csv.gz", ".parquet")
 """Endings of files with a row for each request."""
@@ -135,6 +136,7 @@ def result_summary(result: Result) -> dict[str, Any]:
                 "mixed_share": pool.mixed_share,
                 "kv_share": pool.kv_share,
                 "mean_batch": pool.mean_batch,
+                "machine_hours": pool.machine_hours,
             }
             for pool in result.pools
         ],
@@ -145,6 +147,7 @@ def result_summary(result: Result) -> dict[str, Any]:
         },
         "counts": result.counts,
         "overload": _overload(result),
+        "autoscaling": _autoscaling(result.autoscaling),
         "bill": _bill(result.bill),
         "warnings": list(result.warnings),
         "version": __version__,
@@ -213,6 +216,23 @@ def _overload(result: Result) -> dict[str, Any] | None:
         "backlog": found.backlog,
         "drain_s": found.drain_s,
         "binding": found.binding,
+    }
+
+
+def _autoscaling(found: Autoscaling | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    misses = found.misses
+    return {
+        "policy": {"name": found.policy.name, **asdict(found.policy)},
+        "starts": found.starts,
+        "stops": found.stops,
+        "stale": found.stale,
+        "miss_limits": dict(misses.limits),
+        "missed_share": misses.share,
+        "worst_hour_missed_share": misses.worst_hour_share,
+        "requests_by_hour": misses.requests_by_hour.tolist(),
+        "missed_by_hour": misses.missed_by_hour.tolist(),
     }
 
 

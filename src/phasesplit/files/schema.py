@@ -11,14 +11,18 @@ MOST_MACHINES = 1_000_000
 """Largest pool that is believed."""
 
 
-def _quantity(kind: str, most: float) -> BeforeValidator:
+def quantity_in(kind: str, most: float) -> BeforeValidator:
+    """Return what reads a quantity of a kind, a key of `units.UNITS`, above 0 and at most `most` in its base unit."""
+
     def read(value: object) -> float:
         return quantity(value, kind, most=most)
 
     return BeforeValidator(read)
 
 
-def _whole(most: int) -> BeforeValidator:
+def whole(most: int) -> BeforeValidator:
+    """Return what reads a whole number from 1 to `most`."""
+
     def read(value: object) -> int:
         allowed = f"a whole number from 1 to {most}"
         try:
@@ -51,23 +55,25 @@ def _pools(value: object) -> object:
 
 
 Name = Annotated[str, BeforeValidator(_name)]
-Bytes = Annotated[float, _quantity("bytes", 1e18)]
-BytesPerS = Annotated[float, _quantity("bytes_per_s", 1e18)]
-FlopsPerS = Annotated[float, _quantity("flops_per_s", 1e21)]
-Watts = Annotated[float, _quantity("w", 1e8)]
-Count = Annotated[float, _quantity("count", 1e16)]
-Ratio = Annotated[float, _quantity("ratio", 100.0)]
+Bytes = Annotated[float, quantity_in("bytes", 1e18)]
+BytesPerS = Annotated[float, quantity_in("bytes_per_s", 1e18)]
+FlopsPerS = Annotated[float, quantity_in("flops_per_s", 1e21)]
+Watts = Annotated[float, quantity_in("w", 1e8)]
+Count = Annotated[float, quantity_in("count", 1e16)]
+Ratio = Annotated[float, quantity_in("ratio", 100.0)]
 
 
-class _Spec(BaseModel):
+class Spec(BaseModel):
+    """Fields of a file: only known ones, and they do not change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class MachineSpec(_Spec):
+class MachineSpec(Spec):
     """A machine file: the fields of `Machine`."""
 
     name: Name
-    accelerators: Annotated[int, _whole(4096)]
+    accelerators: Annotated[int, whole(4096)]
     hbm_bytes: Bytes
     hbm_bytes_per_s: BytesPerS
     flops_per_s: FlopsPerS
@@ -76,35 +82,36 @@ class MachineSpec(_Spec):
     idle_w: Watts
     prompt_w: Watts
     token_w: Watts
-    price_usd_per_hour: Annotated[float, _quantity("usd_per_hour", 1e6)]
-    embodied_kg_co2e: Annotated[float, _quantity("kg_co2e", 1e8)]
-    lifetime_s: Annotated[float, _quantity("s", 1e10)] = 4 * 365 * 86_400.0
+    accelerators_limit_w: Watts = 0.0
+    price_usd_per_hour: Annotated[float, quantity_in("usd_per_hour", 1e6)]
+    embodied_kg_co2e: Annotated[float, quantity_in("kg_co2e", 1e8)]
+    lifetime_s: Annotated[float, quantity_in("s", 1e10)] = 4 * 365 * 86_400.0
     profile: Name | None = None
     prompt_time_factor: Ratio = 1.0
     token_time_factor: Ratio = 1.0
     sources: dict[str, str] = Field(default_factory=dict)
 
 
-class ModelSpec(_Spec):
+class ModelSpec(Spec):
     """A model file: the fields of `Model`."""
 
     name: Name
-    layers: Annotated[int, _whole(10_000)]
-    hidden: Annotated[int, _whole(1_000_000)]
-    query_heads: Annotated[int, _whole(100_000)]
-    kv_heads: Annotated[int, _whole(100_000)]
-    head_dim: Annotated[int, _whole(100_000)]
+    layers: Annotated[int, whole(10_000)]
+    hidden: Annotated[int, whole(1_000_000)]
+    query_heads: Annotated[int, whole(100_000)]
+    kv_heads: Annotated[int, whole(100_000)]
+    head_dim: Annotated[int, whole(100_000)]
     parameters: Count
     active_parameters: Count
     weights_bytes: Bytes
-    value_bytes: Annotated[float, _quantity("bytes", 8.0)] = 2.0
-    experts: Annotated[int, _whole(100_000)] = 1
-    experts_per_token: Annotated[int, _whole(100_000)] = 1
-    max_context_tokens: Annotated[int, _whole(100_000_000)] = 131_072
+    value_bytes: Annotated[float, quantity_in("bytes", 8.0)] = 2.0
+    experts: Annotated[int, whole(100_000)] = 1
+    experts_per_token: Annotated[int, whole(100_000)] = 1
+    max_context_tokens: Annotated[int, whole(100_000_000)] = 131_072
     sources: dict[str, str] = Field(default_factory=dict)
 
 
-class PoolSpec(_Spec):
+class PoolSpec(Spec):
     """One pool of a cluster file.
 
     Attributes:
@@ -114,11 +121,11 @@ class PoolSpec(_Spec):
     """
 
     role: Annotated[Role, BeforeValidator(_role)]
-    count: Annotated[int, _whole(MOST_MACHINES)]
+    count: Annotated[int, whole(MOST_MACHINES)]
     machine: Name
 
 
-class ClusterSpec(_Spec):
+class ClusterSpec(Spec):
     """A cluster file.
 
     Attributes:
@@ -134,4 +141,4 @@ class ClusterSpec(_Spec):
     rules: dict[str, Any] = Field(default_factory=dict)
 
 
-SpecType = TypeVar("SpecType", MachineSpec, ModelSpec, ClusterSpec)
+SpecType = TypeVar("SpecType", bound=Spec)

@@ -1,14 +1,16 @@
 """Machines, models and clusters from YAML (or a model's Hugging Face config.json), by name or by path."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from phasesplit.domain.machine import Machine
 from phasesplit.domain.model import Model
+from phasesplit.domain.variants import split_name, variant
 from phasesplit.errors import SpecError
 from phasesplit.files.hf_config import model_from_config
 from phasesplit.files.text import read_json, read_yaml
@@ -51,15 +53,21 @@ def load_machine(name_or_path: str | Path, *, where: str = "machine") -> Machine
 
     Args:
         name_or_path: A name from `known_machines` or `MACHINE_ALIASES`, or the path of a YAML file with the fields of
-            `Machine`, figures in base units or as text with a unit.
+            `Machine`, figures in base units or as text with a unit. Either may be followed by `/tp4` (an instance on
+            four of the server's accelerators) and then `@50%` (their power limited to half), see `domain.variants`.
         where: What an error calls the place that the name stands in.
 
     Raises:
         SpecError: The name is not known, or the file holds something that is not allowed.
     """
+    base, ending = _machine_and_variant(name_or_path)
+    return variant(_whole_machine(base, where), ending)
+
+
+def _whole_machine(name_or_path: str | Path, where: str) -> Machine:
     from phasesplit.files.schema import MachineSpec
 
-    if _is_path(name_or_path):
+    if is_path(name_or_path):
         return _machine(*_validated(Path(name_or_path), MachineSpec))
     name = MACHINE_ALIASES.get(str(name_or_path), str(name_or_path))
     if name not in known_machines():
@@ -80,7 +88,7 @@ def load_model(name_or_path: str | Path) -> Model:
     """
     from phasesplit.files.schema import ModelSpec
 
-    if _is_path(name_or_path):
+    if is_path(name_or_path):
         path = Path(name_or_path)
         path = path / "config.json" if path.is_dir() else path
         if path.suffix == ".json":
@@ -129,9 +137,13 @@ def write_cluster(spec: "ClusterSpec", path: str | Path) -> None:
 
 def _with_absolute_paths(spec: "ClusterSpec", folder: Path) -> "ClusterSpec":
     def absolute(name: str) -> str:
-        return str((folder / name).resolve()) if _is_path(name) else name
+        return str((folder / name).resolve()) if is_path(name) else name
 
-    pools = tuple(pool.model_copy(update={"machine": absolute(pool.machine)}) for pool in spec.pools)
+    def absolute_machine(name: str) -> str:
+        base, ending = _machine_and_variant(name)
+        return absolute(str(base)) + ending
+
+    pools = tuple(pool.model_copy(update={"machine": absolute_machine(pool.machine)}) for pool in spec.pools)
     return spec.model_copy(update={"model": absolute(spec.model), "pools": pools})
 
 
@@ -140,7 +152,23 @@ def _shipped_names(kind: str) -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def _is_path(name_or_path: str | Path) -> bool:
+def _machine_and_variant(name_or_path: str | Path) -> tuple[str | Path, str]:
+    """Return the name or path of a machine, and what asks for a variant of it.
+
+    A text with a slash is a path unless what goes before is a machine: a shipped one, or a YAML file.
+    """
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or Path(text).is_file():
+        return name_or_path, ""
+    base, ending = split_name(text)
+    named = re.split("[/@]", text, maxsplit=1)[0]
+    if named != base and (named in known_machines() or named in MACHINE_ALIASES):
+        return named, text[len(named) :]  # no variant that there is: its error says which there are
+    return base, ending
+
+
+def is_path(name_or_path: str | Path) -> bool:
+    """Return whether a name is the path of a file rather than the name of something shipped."""
     text = str(name_or_path)
     return isinstance(name_or_path, Path) or "/" in text or Path(text).suffix in {".yaml", ".yml", ".json"}
 
@@ -158,17 +186,36 @@ class _Where:
 
 
 def _validated(path: Path, schema: "type[SpecType]") -> "tuple[SpecType, _Where]":
-    from pydantic import ValidationError
-
     content, lines = read_yaml(path)
     where = _Where(path, lines)
+    return checked(content, schema, where, str(path)), where
+
+
+def checked(
+    content: Mapping[str, Any], schema: "type[SpecType]", where: Callable[[str], str], source: str
+) -> "SpecType":
+    """Return what fields hold, checked by a schema.
+
+    Args:
+        content: Field to value, as a person wrote them.
+        schema: What is allowed.
+        where: From a field to how the person knows its place.
+        source: The same for all of them.
+
+    Raises:
+        SpecError: A field is unknown, missing, or holds something that is not allowed.
+    """
+    from pydantic import ValidationError
+
     try:
-        return schema.model_validate(content), where
+        return schema.model_validate(content)
     except ValidationError as problem:
-        raise _one_line(where, schema, problem) from problem
+        raise _one_line(where, source, schema, problem) from problem
 
 
-def _one_line(where: _Where, schema: "type[SpecType]", problem: "ValidationError") -> SpecError:
+def _one_line(
+    where: Callable[[str], str], source: str, schema: "type[SpecType]", problem: "ValidationError"
+) -> SpecError:
     """Return the first thing wrong as a SpecError; a misspelt field goes before a missing one, since it explains it."""
     found = sorted(problem.errors(), key=lambda error: error["type"] != "extra_forbidden")[0]
     location = [part for part in found["loc"] if part not in ("function-after", "function-before")]
@@ -179,18 +226,24 @@ def _one_line(where: _Where, schema: "type[SpecType]", problem: "ValidationError
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
         return SpecError(f"{where(field)}: unknown field, {hint}")
     if found["type"] == "missing":
-        return SpecError(f"{where.path}: field {field} is missing")
+        return SpecError(f"{source}: field {field} is missing")
     allowed = (
-        str(found["ctx"]["error"]) if found["type"] == "value_error" else _ALLOWED.get(found["type"], found["msg"])
+        str(found["ctx"]["error"])
+        if found["type"] == "value_error"
+        else _ALLOWED.get(found["type"], found["msg"].removeprefix("Input should be "))
     )
     value = repr(found["input"])
     return SpecError(f"{where(field)}: got {value[:60]}{'...' * (len(value) > 60)}, allowed is {allowed}")
 
 
-def _fields(schema: "type[SpecType]", location: list[Any]) -> list[str]:
-    from phasesplit.files.schema import PoolSpec
-
-    return list((PoolSpec if "pools" in location[:-1] else schema).model_fields)
+def _fields(schema: Any, location: list[Any]) -> list[str]:
+    """Return the fields that are known where one is not: of the schema, or of that of a field in it."""
+    for part in location[:-1]:
+        if part in schema.model_fields:
+            written = schema.model_fields[part].annotation
+            inner = [one for one in (written, *get_args(written)) if hasattr(one, "model_fields")]
+            schema = inner[0] if inner else schema
+    return list(schema.model_fields)
 
 
 def _machine(spec: Any, where: _Where) -> Machine:
@@ -200,6 +253,10 @@ def _machine(spec: Any, where: _Where) -> Machine:
     for field in ("prompt_w", "token_w"):
         if getattr(spec, field) < spec.idle_w:
             raise SpecError.bad(where(field), getattr(spec, field), f"at least idle_w ({spec.idle_w:g})")
+    if spec.accelerators_limit_w > spec.prompt_w:
+        raise SpecError.bad(
+            where("accelerators_limit_w"), spec.accelerators_limit_w, f"at most prompt_w ({spec.prompt_w:g})"
+        )
     return Machine(**{**spec.model_dump(), "profile": spec.profile or ""})
 
 

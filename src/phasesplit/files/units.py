@@ -22,6 +22,9 @@ UNITS: Mapping[str, Mapping[str, float]] = {
     "w": _with_prefixes("W"),
     "usd_per_hour": {"USD/h": 1.0, "USD/hour": 1.0, "$/h": 1.0, "$/hour": 1.0},
     "kg_co2e": {"kg": 1.0, "t": 1e3, "kgCO2e": 1.0, "tCO2e": 1e3, "kg CO2e": 1.0, "t CO2e": 1e3},
+    "kg_co2e_per_hour": {
+        "kg/h": 1.0, "t/h": 1e3, "kgCO2e/h": 1.0, "tCO2e/h": 1e3, "kg CO2e/h": 1.0, "t CO2e/h": 1e3,
+    },
     "s": {
         "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0, "d": 86_400.0, "days": 86_400.0,
         "years": 365 * 86_400.0,

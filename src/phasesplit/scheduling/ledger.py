@@ -21,6 +21,10 @@ MIXED, UNSPLIT = 2, 3
 """The other two pools and homes."""
 POOLS = 4
 
+SERVING, STARTING, DRAINING, OFF = range(4)
+"""States of a machine: in a pool; switched on and loading the model; in no pool, finishing what it holds; switched off.
+Only a serving machine is a member of a pool; the others keep the pool's number, for statistics."""
+
 WAITING, PREEMPTED, READY, QUEUE, PRESENT, LANDING = range(6)
 """Lists of a machine: prompts waiting; token tasks preempted; token tasks whose KV is here and that never ran here; the
 published queue of all waiting tasks; the published list of requests present; requests whose KV waits for room here."""
@@ -38,8 +42,8 @@ SETTINGS = np.dtype(
     [
         ("published", "i8"), ("prompt_placement", "i8"), ("token_placement", "i8"), ("batching", "i8"),
         ("unsplit_batching", "i8"), ("batch_prompt_tokens", "i8"), ("batch_requests", "i8"), ("spill_tokens", "i8"),
-        ("preemption_limit", "i8"), ("repurpose_after_s", "f8"), ("block_shift", "i8"), ("kv_headroom", "f8"),
-        ("seed", "i8"), ("most_blocks", "i8"),
+        ("elastic", "i8"), ("preemption_limit", "i8"), ("repurpose_after_s", "f8"), ("block_shift", "i8"),
+        ("kv_headroom", "f8"), ("seed", "i8"), ("most_blocks", "i8"),
     ]
 )  # fmt: skip
 """One record: the rules as numbers."""
@@ -56,7 +60,8 @@ COUNTERS = np.dtype(
 
 MACHINES = np.dtype(
     [
-        ("home", "i8"), ("pool", "i8"), ("kind", "i8"), ("lanes", "i8"), ("prompt_lanes", "i8"), ("batch_tokens", "i8"),
+        ("home", "i8"), ("pool", "i8"), ("state", "i8"), ("kind", "i8"), ("lanes", "i8"), ("prompt_lanes", "i8"),
+        ("batch_tokens", "i8"),
         ("context_tokens", "i8"), ("pair_tokens", "f8"), ("iteration", "i8"), ("next_end", "i8"),
         ("step_start_s", "f8"), ("step_first_s", "f8"), ("step_growth_s", "f8"), ("step_iterations", "i8"),
         ("step_joiners", "i8"), ("rank", "i8"), ("prompt_requests", "i8"), ("token_requests", "i8"),

@@ -14,6 +14,7 @@ PLACED, TOO_LONG, UNDECIDED = range(3)
 _PROMPT_ORDER = (UNSPLIT, PROMPT, MIXED)
 _TOKEN_ORDER = (TOKEN, MIXED)
 _ALL_ORDER = (PROMPT, MIXED, TOKEN)
+_STATIC_PROMPT_ORDER = (PROMPT, MIXED)
 _ROUND_ROBIN = int(Placement.ROUND_ROBIN)
 _RANDOM = int(Placement.RANDOM)
 _TWO_CHOICES = int(Placement.TWO_CHOICES)
@@ -102,7 +103,8 @@ def place(ledger: Ledger, slot: int, now_s: float) -> int:
 
     Own pool, then mixed pool, then a machine of the other pool, which moves to the mixed pool; if a side is still
     missing, the machine with the least prompt load takes both. Source: Splitwise, section IV-A; order and limits as the
-    published simulator has them.
+    published simulator has them. In static pools: own pool, then mixed pool, then the queue of whichever machine of the
+    two has the least load.
 
     Mutates: requests, and pools where a machine spills into the mixed pool.
     """
@@ -129,32 +131,37 @@ def place(ledger: Ledger, slot: int, now_s: float) -> int:
     for pool in _TOKEN_ORDER:
         if token_machine == NOBODY:
             token_machine = token_choice(ledger, blocks, pool)
-    if prompt_machine == NOBODY and size(ledger, TOKEN) > 0:
-        prompt_machine = scan(ledger.members, ledger.keys, PROMPT_LOAD, TOKEN)
-        spill_into_mixed(ledger, prompt_machine, now_s)
-    if token_machine == NOBODY and size(ledger, PROMPT) > 0:
-        token_machine = scan(ledger.members, ledger.keys, TOKEN_LOAD, PROMPT)
-        spill_into_mixed(ledger, token_machine, now_s)
     if prompt_machine == NOBODY or token_machine == NOBODY:
-        machine = NOBODY
-        for pool in _ALL_ORDER:
-            machine = _earlier_of(ledger, machine, scan(ledger.members, ledger.keys, PROMPT_LOAD, pool))
-        prompt_machine = machine
-        token_machine = machine
+        if ledger.settings[0]["elastic"]:
+            if prompt_machine == NOBODY and size(ledger, TOKEN) > 0:
+                prompt_machine = scan(ledger.members, ledger.keys, PROMPT_LOAD, TOKEN)
+                spill_into_mixed(ledger, prompt_machine, now_s)
+            if token_machine == NOBODY and size(ledger, PROMPT) > 0:
+                token_machine = scan(ledger.members, ledger.keys, TOKEN_LOAD, PROMPT)
+                spill_into_mixed(ledger, token_machine, now_s)
+            if prompt_machine == NOBODY or token_machine == NOBODY:
+                prompt_machine = _least_of(ledger, PROMPT_LOAD, _ALL_ORDER)
+                token_machine = prompt_machine
+        else:
+            if prompt_machine == NOBODY:
+                prompt_machine = _least_of(ledger, PROMPT_LOAD, _STATIC_PROMPT_ORDER)
+            if token_machine == NOBODY:
+                token_machine = _least_of(ledger, TOKEN_LOAD, _TOKEN_ORDER)
     requests[slot]["prompt_machine"] = prompt_machine
     requests[slot]["token_machine"] = token_machine
     return PLACED
 
 
 @jit_inline
-def _earlier_of(ledger: Ledger, a: int, b: int) -> int:
-    """Return the machine with the lower prompt load, `a` on a tie: pools are compared in order, not by rank."""
-    if a < 0:
-        return b
-    if b < 0:
-        return a
+def _least_of(ledger: Ledger, load: int, pools: tuple[int, ...]) -> int:
+    """Return the machine of some pools that has the least load; an earlier pool wins a tie, rank only within a pool."""
     keys = ledger.keys
-    return b if keys[PROMPT_LOAD, b] >> RANK_BITS < keys[PROMPT_LOAD, a] >> RANK_BITS else a
+    machine = NOBODY
+    for pool in pools:
+        other = scan(ledger.members, keys, load, pool)
+        if machine == NOBODY or (other != NOBODY and keys[load, other] >> RANK_BITS < keys[load, machine] >> RANK_BITS):
+            machine = other
+    return machine
 
 
 @jit_inline

@@ -2,7 +2,7 @@
 
 from phasesplit._jit import jit, jit_inline
 from phasesplit.scheduling.accounts import rank_last, touched
-from phasesplit.scheduling.ledger import MIXED, POOLS, PRESENT, PROMPT, TOKEN, Ledger
+from phasesplit.scheduling.ledger import DRAINING, MIXED, POOLS, PRESENT, PROMPT, SERVING, TOKEN, Ledger
 from phasesplit.scheduling.lists import length
 from phasesplit.scheduling.tournament import set_member
 
@@ -44,6 +44,43 @@ def leave(ledger: Ledger, machine: int) -> None:
         if found and index < members[pool, 0]:
             members[pool, index] = members[pool, index + 1]
     members[pool, 0] -= 1
+
+
+@jit
+def enlist(ledger: Ledger, machine: int, home: int) -> None:
+    """Let a machine that serves in no pool (it was starting, draining or off) enter the pool of a home.
+
+    Mutates: as `enter`, machines["home"] and ["state"].
+    """
+    ledger.machines[machine]["home"] = home
+    ledger.machines[machine]["state"] = SERVING
+    enter(ledger, machine, home)
+
+
+@jit
+def retire(ledger: Ledger, machine: int) -> None:
+    """Take a serving machine out of its pool: it gets no new request and finishes those it has.
+
+    Mutates: as `leave`, machines["pool"] and ["state"].
+    """
+    leave(ledger, machine)
+    # Out of the mixed pool, `return_home` no longer looks at it.
+    ledger.machines[machine]["pool"] = ledger.machines[machine]["home"]
+    ledger.machines[machine]["state"] = DRAINING
+
+
+def is_drained(ledger: Ledger, machine: int) -> bool:
+    """Return whether nothing is left of what a machine had: no request, no KV, no transfer to or from it."""
+    accounts = (
+        "prompt_requests",
+        "token_requests",
+        "committed_blocks",
+        "used_blocks",
+        "lanes",
+        "arriving",
+        "departing",
+    )
+    return not any(ledger.machines[account][machine] for account in accounts)
 
 
 @jit

@@ -62,6 +62,8 @@ class Rules:
             token budget of an iteration with chunked prompts; >= 1.
         batch_requests: Requests in a batch at most, 1 to 4,096.
         spill_tokens: A prompt machine with a queue takes no request that lifts its pending tokens above this; >= 0.
+        elastic: Machines move into the mixed pool and back as load shifts. False (static pools): none ever changes its
+            pool, and a request that no pool takes queues where there is least to do.
         preemption_limit: A token task that was passed over this often goes before everything else; >= 0.
         repurpose_after_s: A machine this long in the mixed pool changes its home to the other phase; > 0.
         block_tokens: Tokens per KV block, a power of two, 1 to 4,096.
@@ -81,6 +83,7 @@ class Rules:
     batch_prompt_tokens: int = 2_048
     batch_requests: int = 512
     spill_tokens: int = 8_192
+    elastic: bool = True
     preemption_limit: int = 4
     repurpose_after_s: float = 60.0
     block_tokens: int = 16

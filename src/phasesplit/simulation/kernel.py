@@ -19,9 +19,10 @@ from phasesplit.simulation.steps import cut
 from phasesplit.simulation.transfers import admit_landings, drained, try_published
 from phasesplit.simulation.world import Arrivals, World
 
-FINISHED, NEED_ARRIVALS, NEED_SLOTS, NEED_ROOM, NEED_DONE, NEED_CHOICE, PAUSED = range(7)
+FINISHED, NEED_ARRIVALS, NEED_SLOTS, NEED_ROOM, NEED_DONE, NEED_CHOICE, NEED_CONTROL, PAUSED = range(8)
 """Why the loop returned: nothing left; the trace's next stretch; more slots; more room on machines; the records of
-ended requests are full; a custom rule has to choose for `clock["pending_slot"]`; the budget of events is spent."""
+ended requests are full; a custom rule has to choose for `clock["pending_slot"]`; nothing that happens before
+`clock["pause_at_s"]` is left; the budget of events is spent."""
 
 NO_TASK = -1
 
@@ -59,8 +60,10 @@ def run(ledger: Ledger, world: World, arrivals: Arrivals, more_arrivals: bool, b
         now_s = arrivals.arrival_s[index] if is_arrival else event_s
         if now_s > clock[0]["horizon_s"]:
             return FINISHED
-        while clock[0]["next_sample_s"] <= now_s:
+        while clock[0]["next_sample_s"] <= min(now_s, clock[0]["pause_at_s"]):
             sample(ledger, world)
+        if now_s >= clock[0]["pause_at_s"]:
+            return NEED_CONTROL
         clock[0]["now_s"] = now_s
         # What follows from the event: up to two tasks arrive, a machine hears of freed memory, machines form a batch.
         task, next_task, told, forming = NO_TASK, NO_TASK, NOBODY, NOBODY

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from phasesplit._jit import jit, jit_inline
 from phasesplit.domain.latency import BINS_PER_OCTAVE, LEAST
-from phasesplit.scheduling.ledger import LANDING, POOLS, PREEMPTED, QUEUE, READY, WAITING, Ledger
+from phasesplit.scheduling.ledger import LANDING, OFF, POOLS, PREEMPTED, QUEUE, READY, WAITING, Ledger
 from phasesplit.scheduling.lists import length
 from phasesplit.simulation.world import COMPLETED, REFUSED, World
 
@@ -119,6 +119,8 @@ def sample(ledger: Ledger, world: World) -> None:
     row[:] = 0.0
     machines = ledger.machines
     for machine in range(machines.size):
+        if machines[machine]["state"] == OFF:
+            continue
         pool = machines[machine]["pool"]
         row[pool, 0] += 1.0
         row[pool, 1] += 1.0 if machines[machine]["lanes"] > 0 else 0.0

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from phasesplit.domain.latency import Binned, Distribution, Exact
 from phasesplit.domain.profile import PhaseTimes
-from phasesplit.domain.slo import alone_s
+from phasesplit.domain.slo import GOODPUT_RATIO, Slo, alone_s, goodput_ratio, is_slowdown
+from phasesplit.errors import SpecError
 from phasesplit.simulation.world import COMPLETED, DONE
 
 Floats = NDArray[np.float64]
@@ -17,6 +18,9 @@ STATUS_NAMES = ("completed", "refused", "unfinished")
 
 METRICS = ("ttft_s", "tbt_mean_s", "tbt_max_s", "e2e_s", "queue_s", "transfer_exposed_s", "token_queue_s")
 """Columns of seconds that a result holds for each request; NaN where one is undefined."""
+
+SLOWDOWNS = ("ttft_slowdown", "tbt_slowdown", "e2e_slowdown")
+"""Columns of factors over the reference machine."""
 
 
 class Records(Protocol):
@@ -29,20 +33,65 @@ class Records(Protocol):
         """Take records, DONE (d,), over: the caller does not touch them again."""
 
     def metrics(self) -> dict[str, Distribution]:
-        """Return the distributions over completed requests: METRICS, and slowdowns where there is a reference."""
+        """Return the distributions over completed requests of the metrics that were asked for."""
+
+    def longest_gap_s(self) -> float:
+        """Return the longest gap between tokens of a completed request, 0 where there is none."""
+
+
+class Metrics:
+    """Which metrics are wanted, and how they follow from records.
+
+    Args:
+        reference: Phase times that slowdowns compare with; None: no slowdowns.
+        published: Compare as the published simulator does.
+        slo: Its metrics are always among the wanted ones, and its goodput is computed.
+        only: Names of the wanted metrics; None: METRICS, and SLOWDOWNS where there is a reference.
+
+    Raises:
+        SpecError: `only` holds a name that is none of a metric.
+    """
+
+    def __init__(
+        self, reference: PhaseTimes | None, *, published: bool, slo: Slo, only: frozenset[str] | None = None
+    ) -> None:
+        self._reference = reference
+        self._published = published
+        self._each = slo.each
+        known = {*METRICS, *SLOWDOWNS}
+        wanted = known if only is None else only
+        for name in wanted - known - {"tbt_s", GOODPUT_RATIO}:
+            raise SpecError.unknown("simulate(), metrics", name, known)
+        self._wanted = [name for name in (*METRICS, *SLOWDOWNS) if name in wanted | slo.metrics]
+        if reference is None:
+            self._wanted = [name for name in self._wanted if not is_slowdown(name)]
+        self._judged = bool(slo.each) and (reference is not None or not slo.needs_reference)
+
+    def columns(self, done: NDArray[np.void], values: dict[str, Floats]) -> dict[str, Floats]:
+        """Return the wanted columns of completed requests, (d,) each.
+
+        Args:
+            done: DONE (d,).
+            values: Their `seconds`.
+        """
+        named = {*self._wanted, *(metric for metric, _ in self._each)} if self._judged else set(self._wanted)
+        if self._reference is not None and any(is_slowdown(name) for name in named):
+            values = values | slowdowns(done, values, self._reference, published=self._published)
+        columns = {name: values[name] for name in self._wanted}
+        if self._judged:
+            columns[GOODPUT_RATIO] = goodput_ratio(values, self._each)
+        return columns
 
 
 class KeepAll:
     """Keeps every record, in the order of the trace.
 
     Args:
-        reference: Phase times that slowdowns compare with; None: no slowdowns.
-        published: Compare as the published simulator does.
+        metrics: What is computed of them.
     """
 
-    def __init__(self, reference: PhaseTimes | None, *, published: bool) -> None:
-        self._reference = reference
-        self._published = published
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._parts: list[NDArray[np.void]] = []
         self._rows = np.zeros(0, DONE)
         self._seconds: dict[str, Floats] = {}
@@ -77,9 +126,11 @@ class KeepAll:
         if not completed.all():
             done = done[completed]
             values = {name: column[completed] for name, column in values.items()}
-        if self._reference is not None:
-            values = values | slowdowns(done, values, self._reference, published=self._published)
-        return {name: Exact(column) for name, column in values.items()}
+        return {name: Exact(column) for name, column in self._metrics.columns(done, values).items()}
+
+    def longest_gap_s(self) -> float:
+        """Return the longest gap between tokens of a completed request, 0 where there is none."""
+        return _longest_gap_s(self.rows())
 
 
 def _order(rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -94,13 +145,13 @@ def _order(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 class KeepSums:
     """Keeps distributions in bins, and nothing of a single request; arguments as for `KeepAll`."""
 
-    def __init__(self, reference: PhaseTimes | None, *, published: bool) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self.count = 0
         self.status_counts = np.zeros(len(STATUS_NAMES), np.int64)
         self.tokens = np.zeros(2, np.int64)
         self._binned: dict[str, Binned] = {}
-        self._reference = reference
-        self._published = published
+        self._metrics = metrics
+        self._longest_gap_s = 0.0
 
     def add(self, done: NDArray[np.void]) -> None:
         """Take records, DONE (d,)."""
@@ -108,15 +159,22 @@ class KeepSums:
         self.status_counts += np.bincount(done["status"], minlength=len(STATUS_NAMES))
         done = done[done["status"] == COMPLETED]
         self.tokens += [int(done["prompt_tokens"].sum()), int(done["output_tokens"].sum())]
-        values = seconds(done)
-        if self._reference is not None:
-            values |= slowdowns(done, values, self._reference, published=self._published)
-        for name, column in values.items():
+        self._longest_gap_s = max(self._longest_gap_s, _longest_gap_s(done))
+        for name, column in self._metrics.columns(done, seconds(done)).items():
             self._binned.setdefault(name, Binned()).add(column)
 
     def metrics(self) -> dict[str, Distribution]:
         """Return binned distributions over completed requests."""
         return dict(self._binned)
+
+    def longest_gap_s(self) -> float:
+        """Return the longest gap between tokens of a completed request, 0 where there is none."""
+        return self._longest_gap_s
+
+
+def _longest_gap_s(done: NDArray[np.void]) -> float:
+    with_gaps = (done["status"] == COMPLETED) & (done["output_tokens"] > 1)
+    return float(done["gap_max_s"].max(where=with_gaps, initial=0.0))
 
 
 def seconds(done: NDArray[np.void]) -> dict[str, Floats]:

@@ -10,9 +10,12 @@ from phasesplit.domain.cluster import Cluster
 from phasesplit.domain.latency import Binned, Distribution, edges
 from phasesplit.domain.money import Bill, bill
 from phasesplit.domain.slo import Slo, SloVerdict, judge
+from phasesplit.scheduling.autoscaling import Policy
 from phasesplit.scheduling.ledger import COUNTERS
 from phasesplit.scheduling.pools import POOL_NAMES
 from phasesplit.scheduling.rules import Rules
+from phasesplit.simulation.fleet import Fleet
+from phasesplit.simulation.misses import Misses
 from phasesplit.simulation.overload import Overload, find_overload
 from phasesplit.simulation.records import STATUS_NAMES, KeepAll, KeepSums, Records
 from phasesplit.simulation.setup import State
@@ -32,6 +35,8 @@ COUNTS = tuple(
 class PoolUse:
     """How the machines of one pool of the cluster were used, from the first arrival to the last token.
 
+    Machine time is the time that machines are switched on.
+
     Attributes:
         name: Role, count and machine, as on the command line.
         prompt_share: Share of machine time in prompt iterations.
@@ -40,6 +45,7 @@ class PoolUse:
         kv_share: Mean share of KV blocks in use, growth of a step counted at its end.
         mean_batch: Mean requests in the batch over iterations, NaN without any.
         times: Where its phase times come from.
+        machine_hours: Hours that its machines were switched on, all together.
     """
 
     name: str
@@ -49,6 +55,7 @@ class PoolUse:
     kv_share: float
     mean_batch: float
     times: str
+    machine_hours: float
 
     @property
     def busy_share(self) -> float:
@@ -70,6 +77,25 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Autoscaling:
+    """What a policy did, and who missed the SLO meanwhile.
+
+    Attributes:
+        policy: The policy.
+        starts: Machines started, those taken back while they drained included.
+        stops: Machines stopped, those that had not finished starting included.
+        stale: Decisions for which the signal was too old to be acted on.
+        misses: Requests that missed the SLO.
+    """
+
+    policy: Policy
+    starts: int
+    stops: int
+    stale: int
+    misses: Misses
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Result:
     """What a simulation found.
 
@@ -87,14 +113,16 @@ class Result:
         output_tokens: Output tokens of completed requests.
         metrics: Distributions by name: `ttft_s`, `tbt_s` (all gaps), `tbt_mean_s` (each request's TPOT), `tbt_max_s`,
             `e2e_s`, `queue_s`, `transfer_exposed_s`, `token_queue_s`, and the slowdowns `ttft_slowdown`,
-            `tbt_slowdown`, `e2e_slowdown` where the cluster has a reference.
-        slo: Whether the SLO was kept; None without a reference.
+            `tbt_slowdown`, `e2e_slowdown` where the cluster has a reference, and `goodput_ratio` where the SLO sets
+            limits for each request. Less than all where the caller asked for less.
+        slo: Whether the SLO was kept; None where it limits slowdowns and the cluster has no reference.
         pools: Use of each pool of the cluster.
         batch_share: (4, n + 1): share of busy time of each pool's machines with a batch of so many requests.
         timeline: The pools over time.
         counts: Steps, iterations, preemptions, evictions, pool moves, transfers by kind, events.
         overload: Set where the cluster did not keep up.
         bill: What it cost.
+        autoscaling: What the policy did that changed the pools' sizes; None without one.
         warnings: What a reader should know before trusting the figures, a sentence each.
         columns: A row for each request, in order of arrival; None where rows were not kept.
     """
@@ -118,6 +146,7 @@ class Result:
     counts: dict[str, int]
     overload: Overload | None
     bill: Bill
+    autoscaling: Autoscaling | None
     warnings: tuple[str, ...]
     columns: dict[str, NDArray[Any]] | None
 
@@ -126,6 +155,11 @@ class Result:
         """Achieved mean arrival rate."""
         span_s = self.last_arrival_s - self.first_arrival_s
         return (self.requests - 1) / span_s if span_s > 0 else 0.0
+
+    @property
+    def machine_hours(self) -> dict[str, float]:
+        """Hours that machines were switched on, by pool of the cluster."""
+        return {pool.name: pool.machine_hours for pool in self.pools}
 
     @property
     def throughput_per_s(self) -> float:
@@ -154,6 +188,8 @@ def build_result(
     slo: Slo,
     grid_kg_per_kwh: float,
     trace: tuple[str, bool, float, float, int],
+    fleet: Fleet | None = None,
+    misses: Misses | None = None,
 ) -> Result:
     """Return the result of a finished run.
 
@@ -165,6 +201,8 @@ def build_result(
         slo: What it is judged by.
         grid_kg_per_kwh: Carbon intensity of the electricity.
         trace: Name, whether it is an oracle, first and last arrival, number of requests.
+        fleet: The machines that came and went, under an autoscaling policy.
+        misses: The requests that missed the SLO, under such a policy.
     """
     name, oracle, first_s, last_s, requests = trace
     ledger, world = state.ledger, state.world
@@ -172,8 +210,9 @@ def build_result(
     end_s = max(float(world.clock["now_s"][0]), last_s)
     statuses, tokens = _totals(records)
     metrics = records.metrics()
-    metrics["tbt_s"] = _all_gaps(world.gaps, metrics["tbt_max_s"].largest)
+    metrics["tbt_s"] = _all_gaps(world.gaps, records.longest_gap_s())
     duration_s = max(end_s - first_s, 1e-12)
+    on_s = np.full(machines.size, duration_s) if fleet is None else fleet.finish(ledger, end_s)
     samples = int(world.clock["samples"][0])
     every_s = float(world.clock["sample_every_s"][0])
     time_s: Floats = first_s + every_s * np.arange(1, samples + 1, dtype=np.float64)
@@ -184,6 +223,7 @@ def build_result(
     for field in ("steps", "iterations", "task_iterations"):
         counts[field] = int(machines[field].sum())
     span_s = last_s - first_s
+    judged = cluster.reference is not None or not slo.needs_reference
     return Result(
         cluster=cluster,
         rules=rules,
@@ -197,8 +237,8 @@ def build_result(
         prompt_tokens=tokens[0],
         output_tokens=tokens[1],
         metrics=metrics,
-        slo=None if cluster.reference is None else judge(slo, metrics, complete=statuses["completed"] == requests),
-        pools=tuple(_pool_uses(cluster, machines, duration_s)),
+        slo=judge(slo, metrics, complete=statuses["completed"] == requests) if judged else None,
+        pools=tuple(_pool_uses(cluster, machines, duration_s, on_s)),
         batch_share=world.batch_s / np.where(busy_s > 0, busy_s, 1),
         timeline=Timeline(time_s=time_s, samples=world.samples[:samples].copy()),
         counts=counts,
@@ -219,7 +259,11 @@ def build_result(
             requests=statuses["completed"],
             output_tokens=tokens[1],
             grid_kg_per_kwh=grid_kg_per_kwh,
+            on_s=on_s,
         ),
+        autoscaling=None
+        if fleet is None or misses is None
+        else Autoscaling(policy=fleet.policy, starts=fleet.starts, stops=fleet.stops, stale=fleet.stale, misses=misses),
         warnings=warnings_of(rules, oracle=oracle, statuses=statuses, counts=counts),
         columns=_columns(records) if isinstance(records, KeepAll) else None,
     )
@@ -243,16 +287,17 @@ def _all_gaps(gaps: NDArray[np.int64], largest_s: float) -> Binned:
     """Return the distribution of all gaps between tokens; its mean follows from the bins' middles."""
     middles = edges(gaps.size)
     total_s = float((gaps * 0.5 * (middles[1:] + middles[:-1])).sum())
-    return Binned(gaps.copy(), total_s, 0.0 if np.isnan(largest_s) else largest_s)
+    return Binned(gaps.copy(), total_s, largest_s)
 
 
-def _pool_uses(cluster: Cluster, machines: NDArray[np.void], duration_s: float) -> list[PoolUse]:
+def _pool_uses(cluster: Cluster, machines: NDArray[np.void], duration_s: float, on_s: Floats) -> list[PoolUse]:
     uses = []
     first = 0
     for pool in cluster.pools:
         own = machines[first : first + pool.count]
+        # The least value is for a pool that was never switched on: its machines were busy for no time at all.
+        time_s = max(float((on_s[first : first + pool.count] / duration_s).sum()) * duration_s, 1e-12)
         first += pool.count
-        time_s = pool.count * duration_s
         iterations = int(own["iterations"].sum())
         uses.append(
             PoolUse(
@@ -263,6 +308,7 @@ def _pool_uses(cluster: Cluster, machines: NDArray[np.void], duration_s: float) 
                 kv_share=float((own["kv_block_s"] / own["capacity_blocks"]).sum()) / time_s,
                 mean_batch=int(own["task_iterations"].sum()) / iterations if iterations else float("nan"),
                 times=pool.times.source,
+                machine_hours=time_s / 3600.0,
             )
         )
     return uses

@@ -11,11 +11,14 @@ from phasesplit.domain.money import WORLD_GRID_KG_PER_KWH
 from phasesplit.domain.request import Trace
 from phasesplit.domain.slo import SPLITWISE, Slo
 from phasesplit.errors import SimulationError, SpecError
+from phasesplit.scheduling.autoscaling import Policy
 from phasesplit.scheduling.ledger import Ledger, with_room, with_slots
 from phasesplit.scheduling.rules import Placement, Rules
 from phasesplit.simulation import kernel
 from phasesplit.simulation.events import with_entities
-from phasesplit.simulation.records import KeepAll, KeepSums, Records
+from phasesplit.simulation.fleet import Fleet
+from phasesplit.simulation.misses import MissCounter
+from phasesplit.simulation.records import KeepAll, KeepSums, Metrics, Records
 from phasesplit.simulation.result import Result, build_result
 from phasesplit.simulation.setup import State, build_state
 from phasesplit.simulation.world import DONE, UNFINISHED, Arrivals
@@ -55,8 +58,10 @@ def simulate(
     rules: Rules | None = None,
     *,
     place: Place | None = None,
+    autoscale: Policy | None = None,
     keep: bool = True,
     slo: Slo = SPLITWISE,
+    metrics: frozenset[str] | None = None,
     grid_kg_per_kwh: float = WORLD_GRID_KG_PER_KWH,
     on_progress: Progress | None = None,
 ) -> Result:
@@ -67,15 +72,18 @@ def simulate(
         trace: The requests, or consecutive stretches of them (`Workload.chunks`), each going on from the one before.
         rules: The scheduler's settings, by default `Rules()`.
         place: A custom placement rule, asked at every arrival instead of those in `rules`.
+        autoscale: A policy that changes how many machines serve; the cluster's counts are then the most there can be.
         keep: Keep a row per request (`Result.columns`). Without it memory stays bounded whatever the trace's length,
             and quantiles are as fine as bins of at most 1.6 %.
         slo: What the result is judged by.
+        metrics: Names of the only distributions wanted, beside those of the SLO and `tbt_s`; None: all. A search that
+            asks thousands of clusters about one SLO saves time with an empty set.
         grid_kg_per_kwh: Carbon intensity of the electricity.
         on_progress: Called every million events or so.
 
     Raises:
-        SpecError: The trace is empty or its stretches go back in time, the rules cannot serve it, or `place` names no
-            machine.
+        SpecError: The trace is empty or its stretches go back in time, the rules cannot serve it, `place` names no
+            machine, or `autoscale` does not fit the cluster or goes with `place` or the published rules.
         SimulationError: An invariant broke: a bug.
     """
     rules = rules or Rules()
@@ -89,15 +97,31 @@ def simulate(
         raise SpecError.bad(
             "rules, field prompt_placement", "custom", "another rule, or a function in simulate(place=...)"
         )
+    if autoscale is not None and (rules.published or place is not None):
+        found = "the published rules" if rules.published else "a custom placement rule"
+        raise SpecError.bad(
+            "simulate(), autoscale", f"{autoscale.name} with {found}", "a policy with the default rules"
+        )
     stretches = (stretch for stretch in ([trace] if isinstance(trace, Trace) else trace) if len(stretch))
     first = next(stretches, None)
     if first is None:
         raise SpecError.bad("trace", "no requests", "at least one request")
-    records = (KeepAll if keep else KeepSums)(cluster.reference, published=rules.published)
+    wanted = Metrics(cluster.reference, published=rules.published, slo=slo, only=metrics)
+    records = (KeepAll if keep else KeepSums)(wanted)
     run = _Run(cluster, rules, first, stretches, records)
+    if autoscale is not None:
+        run.scale_by(autoscale, cluster, slo)
     run.go(place, on_progress)
     return build_result(
-        cluster, rules, run.state, run.records, slo=slo, grid_kg_per_kwh=grid_kg_per_kwh, trace=run.about()
+        cluster,
+        rules,
+        run.state,
+        run.records,
+        slo=slo,
+        grid_kg_per_kwh=grid_kg_per_kwh,
+        trace=run.about(),
+        fleet=run.fleet,
+        misses=None if run.misses is None else run.misses.misses(),
     )
 
 
@@ -110,6 +134,8 @@ class _Run:
         span_s = max(float(first.arrival_s[-1] - first.arrival_s[0]), 1e-3)
         self.rules = rules
         self.records = records
+        self.fleet: Fleet | None = None
+        self.misses: MissCounter | None = None
         self.state = build_state(
             cluster,
             rules,
@@ -123,6 +149,12 @@ class _Run:
         self._following = iter(following)
         self._rows = 0
         self._check(first)
+
+    def scale_by(self, policy: Policy, cluster: Cluster, slo: Slo) -> None:
+        """Let a policy change how many machines serve, from the start on."""
+        self.fleet = Fleet(cluster, policy, self.state.ledger, self._first_s)
+        self.misses = MissCounter(cluster, slo, self._first_s)
+        self.state.world.clock["pause_at_s"] = self.fleet.next_s
 
     def about(self) -> tuple[str, bool, float, float, int]:
         """Return the trace's name, whether it is an oracle, its first and last arrival, and its number of requests."""
@@ -139,6 +171,10 @@ class _Run:
                 arrivals = self._turn_page()
             elif status == kernel.NEED_CHOICE and place is not None:
                 self._choose(place)
+            elif status == kernel.NEED_CONTROL and self.fleet is not None:
+                self.fleet.control(self.state.ledger)
+                self.state.world.clock["pause_at_s"] = self.fleet.next_s
+                continue
             elif status == kernel.FINISHED:
                 break
             else:
@@ -209,7 +245,10 @@ class _Run:
 
     def _take_done(self) -> None:
         ledger, world = self.state.ledger, self.state.world
-        self.records.add(world.done[: int(world.clock["done"][0])])
+        done = world.done[: int(world.clock["done"][0])]
+        if self.misses is not None:
+            self.misses.add(done)
+        self.records.add(done)
         world.clock["done"] = 0
         self.state = State(ledger, world._replace(done=np.empty(world.done.size, DONE)))
 

@@ -73,6 +73,7 @@ def build_state(cluster: Cluster, rules: Rules, *, done_rows: int, sample_every_
     world.clock["pending_slot"] = -1
     world.clock["sample_every_s"] = sample_every_s
     world.clock["next_sample_s"] = start_s + sample_every_s
+    world.clock["pause_at_s"] = np.inf
     world.clock["horizon_s"] = PUBLISHED_HORIZON_S if rules.published else np.inf
     return State(ledger, world)
 

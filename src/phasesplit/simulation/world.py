@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 CLOCK = np.dtype(
     [
         ("now_s", "f8"), ("events_pending", "i8"), ("sequence", "i8"), ("next_arrival", "i8"), ("first_row", "i8"),
-        ("pending_slot", "i8"), ("done", "i8"), ("events", "i8"), ("horizon_s", "f8"), ("next_sample_s", "f8"),
-        ("sample_every_s", "f8"), ("samples", "i8"), ("steps_beyond_prompt", "i8"), ("steps_beyond_requests", "i8"),
-        ("layerwise", "i8"), ("serialized", "i8"), ("refilled", "i8"),
+        ("pending_slot", "i8"), ("done", "i8"), ("events", "i8"), ("horizon_s", "f8"), ("pause_at_s", "f8"),
+        ("next_sample_s", "f8"), ("sample_every_s", "f8"), ("samples", "i8"), ("steps_beyond_prompt", "i8"),
+        ("steps_beyond_requests", "i8"), ("layerwise", "i8"), ("serialized", "i8"), ("refilled", "i8"),
     ]
 )  # fmt: skip
 """One record: model time, the position in the trace, and counts."""
@@ -47,8 +47,8 @@ COMPLETED, REFUSED, UNFINISHED = range(3)
 """Status of a request: all tokens emitted; longer than a machine's memory; still in the system when the run ended."""
 
 SAMPLE_FIELDS = ("machines", "busy", "running", "waiting", "used_share")
-"""Fields of a timeline sample for each pool: machines in it, busy ones, requests in batches, tasks waiting, and the
-mean share of KV blocks in use."""
+"""Fields of a timeline sample for each pool: its machines that are switched on, busy ones, requests in batches, tasks
+waiting, and the mean share of KV blocks in use."""
 
 
 class World(NamedTuple):
