@@ -11,7 +11,7 @@ import typer
 from phasesplit._version import __version__
 from phasesplit.cli import trace
 from phasesplit.cli.simulate import simulate
-from phasesplit.errors import InfeasibleError, SpecError
+from phasesplit.errors import InfeasibleError, SpecError, WorkerLostError
 
 INFEASIBLE, WRONG_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 """Exit codes besides 0: an honest negative answer, bad input, and what shells report for the two signals."""
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
         code = app(list(arguments), standalone_mode=False, prog_name="phasesplit")
     except SpecError as problem:
         return _say(problem, WRONG_INPUT)
-    except InfeasibleError as answer:
+    except (InfeasibleError, WorkerLostError) as answer:
         return _say(answer, INFEASIBLE)
     except _UsageError as problem:
         if type(problem).__name__ == "NoArgsIsHelpError":

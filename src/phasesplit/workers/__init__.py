@@ -1,0 +1,81 @@
+"""Where questions are answered: in this process, in one process for each core, or on a Ray cluster.
+
+A *question* is a small value that can be pickled. The *answer* is a callable that can be pickled too; it carries what
+all questions share, travels once to every worker, and may keep what it worked out between questions. Which questions
+make sense is no business of this package.
+"""
+
+import pickle
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+from phasesplit.errors import SpecError
+from phasesplit.workers.cores import usable_cores
+from phasesplit.workers.here import InThisProcess
+
+Question = TypeVar("Question")
+Question_contra = TypeVar("Question_contra", contravariant=True)
+Answer = TypeVar("Answer")
+
+
+class Workers(Protocol[Question_contra, Answer]):
+    """What answers questions, several at once.
+
+    Attributes:
+        width: How many questions are worth asking at once; more than that wait.
+    """
+
+    @property
+    def width(self) -> int:
+        """How many questions are worth asking at once."""
+
+    def submit(self, question: Question_contra) -> Future[Answer]:
+        """Ask a question; what the answer raises is raised again by the future's `result()`."""
+
+
+def open_workers(
+    answer: Callable[[Question], Answer], *, count: int | None = None, ray_address: str | None = None
+) -> AbstractContextManager[Workers[Question, Answer]]:
+    """Return the workers that answer questions, to be used in a `with` statement; leaving it ends them at once.
+
+    Questions that are not answered by then fail with `concurrent.futures.CancelledError`, also when the block ends by
+    an exception such as KeyboardInterrupt. Workers do not hear Ctrl-C: this process decides.
+
+    Compiled code must be in Numba's disk cache already (one call of `simulate()` in this process sees to that):
+    otherwise every worker compiles it for itself, half a minute each.
+
+    The script that calls this is never imported again by a worker, so it needs no `if __name__ == "__main__"`. For the
+    same reason `answer` and the questions must be of classes and functions from modules, not from the script itself.
+
+    Args:
+        answer: Answers one question. It is copied to every worker, and what it caches stays there.
+        count: How many workers; 1 is this process itself, which answers during `submit`. By default one for each core
+            that this process may use, or for each free CPU of the Ray cluster.
+        ray_address: Use a Ray cluster: its HOST:PORT, "auto" for the one that runs on this machine, "local" for one
+            that is started for this purpose. phasesplit must be installed on every node, in this version.
+
+    Raises:
+        SpecError: `count` is below 1, `answer` cannot be pickled, Ray is not installed, or the cluster at the address
+            cannot be used.
+        WorkerLostError: The system starts no more processes. Once open, futures fail with it when a worker dies.
+    """
+    if count is not None and count < 1:
+        raise SpecError.bad("number of workers", count, "1 or more")
+    if ray_address is None:
+        count = count or usable_cores()
+        if count == 1:
+            return InThisProcess(answer)
+    try:
+        packed = pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError) as problem:
+        raise SpecError(f"workers: the answer cannot be sent to another process ({problem})") from problem
+    if ray_address is not None:
+        from phasesplit.workers.on_ray import ray_workers
+
+        return ray_workers(packed, ray_address, count)
+    from phasesplit.workers.crew import Crew
+    from phasesplit.workers.processes import start_processes
+
+    return Crew(start_processes(packed, count or 1))
