@@ -1,0 +1,1 @@
+"""Comparison of clusters: floors, searches, capacities, and whether to split at all."""

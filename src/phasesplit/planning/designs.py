@@ -1,0 +1,125 @@
+"""The designs that a plan compares, and the cluster and rules that a design with its counts stands for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from phasesplit.domain.cluster import Cluster, Pool, Role
+from phasesplit.planning.problem import AS_ASKED, Problem, Variation
+from phasesplit.scheduling.rules import Batching, Rules
+
+Counts = tuple[int, ...]
+"""Instances of each slot of a design, in order."""
+
+
+class Kind(StrEnum):
+    """What the machines of a design do."""
+
+    CHUNKED = "unsplit, chunked prompts"
+    """Both phases everywhere, prompts in chunks beside the token phase: as today's engines do it."""
+    WHOLE = "unsplit, whole prompts"
+    """Both phases everywhere, prompts first: the baseline of the paper."""
+    ELASTIC = "split, elastic"
+    """Prompt and token machines, which move into the mixed pool and back as load spills over."""
+    STATIC = "split, static"
+    """Prompt and token machines that stay what they are."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the phases run on different machines."""
+        return self in (Kind.ELASTIC, Kind.STATIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A way to serve, apart from how many machines.
+
+    Attributes:
+        kind: What its machines do.
+        slots: Role and number of the offer, for each of its pools.
+        name: As in reports.
+    """
+
+    kind: Kind
+    slots: tuple[tuple[Role, int], ...]
+    name: str
+
+
+def designs_of(problem: Problem) -> list[Design]:
+    """Return the designs over the machines as asked for: unsplit on each, split over each pair."""
+    asked = [number for number, offer in enumerate(problem.offers) if not offer.variant_of]
+    found = [design(problem, kind, [number]) for kind in _unsplit_kinds(problem) for number in asked]
+    for kind in _split_kinds(problem):
+        found += [design(problem, kind, [prompt, token]) for prompt in asked for token in asked]
+    return found
+
+
+def divisions_of(problem: Problem) -> list[Design]:
+    """Return the designs over all machines that there are, each type perhaps in several roles."""
+    asked = [number for number, offer in enumerate(problem.offers) if not offer.variant_of]
+    found = [_all_of(problem, kind, [(Role.UNSPLIT, number) for number in asked]) for kind in _unsplit_kinds(problem)]
+    slots = [(role, number) for role in (Role.PROMPT, Role.TOKEN) for number in asked]
+    return found + [_all_of(problem, kind, slots) for kind in _split_kinds(problem)]
+
+
+def variants_of(problem: Problem, base: Design) -> list[Design]:
+    """Return the designs that differ from a base in the setting (slice, power cap) of one of its machines."""
+    numbers = [number for _, number in base.slots]
+    found = []
+    for slot, number in enumerate(numbers):
+        name = problem.offers[number].machine.name
+        for other, offer in enumerate(problem.offers):
+            if offer.variant_of == name:
+                found.append(design(problem, base.kind, [*numbers[:slot], other, *numbers[slot + 1 :]]))
+    return found
+
+
+def design(problem: Problem, kind: Kind, offers: Sequence[int]) -> Design:
+    """Return the design of a kind on one offer (unsplit), or on two: prompt machines, then token machines."""
+    names = [problem.offers[number].machine.name for number in offers]
+    roles = (Role.PROMPT, Role.TOKEN) if kind.is_split else (Role.UNSPLIT,)
+    return Design(kind, tuple(zip(roles, offers, strict=True)), f"{kind}: {' + '.join(names)}")
+
+
+def _all_of(problem: Problem, kind: Kind, slots: list[tuple[Role, int]]) -> Design:
+    names = sorted({problem.offers[number].machine.name for _, number in slots})
+    return Design(kind, tuple(slots), f"{kind}: {', '.join(names)}")
+
+
+def _unsplit_kinds(problem: Problem) -> list[Kind]:
+    return [Kind.WHOLE] if problem.rules.published else [Kind.CHUNKED, Kind.WHOLE]
+
+
+def _split_kinds(problem: Problem) -> list[Kind]:
+    return [Kind.ELASTIC] if problem.rules.published else [Kind.ELASTIC, Kind.STATIC]
+
+
+def rules_for(problem: Problem, kind: Kind) -> Rules:
+    """Return the scheduler's settings under a kind of design."""
+    if problem.rules.published:
+        return problem.rules
+    unsplit = Batching.CHUNKED if kind == Kind.CHUNKED else Batching.WHOLE
+    return replace(problem.rules, unsplit_batching=unsplit, elastic=kind != Kind.STATIC)
+
+
+def cluster_for(problem: Problem, design: Design, counts: Counts, variation: Variation = AS_ASKED) -> Cluster:
+    """Return the cluster of a design with so many instances in each slot; slots of none are left out.
+
+    Raises:
+        SpecError: What is left cannot serve both phases.
+    """
+    pools = []
+    for (role, number), count in zip(design.slots, counts, strict=True):
+        if not count:
+            continue
+        offer = problem.offers[number]
+        machine = offer.machine
+        if variation.link != 1.0:
+            machine = replace(machine, nic_bytes_per_s=machine.nic_bytes_per_s * variation.link)
+        pools.append(Pool(role=role, count=count, machine=machine, times=offer.times))
+    return Cluster(
+        name=" + ".join(f"{pool.count} {pool.role} {pool.machine.name}" for pool in pools),
+        model=problem.model,
+        pools=tuple(pools),
+        reference=problem.reference,
+    )

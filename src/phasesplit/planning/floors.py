@@ -1,0 +1,279 @@
+"""What no cluster can do with less: bounds from five resources, before anything is simulated.
+
+Every bound is safe in the long run: it takes each machine at the best it can ever reach. A short trace that happens to
+be lighter than its workload may keep an SLO a little beyond; a cluster that only such luck saves is refused too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit.domain.cluster import Role
+from phasesplit.domain.slo import alone_s
+from phasesplit.planning.designs import Counts, Design, Kind
+from phasesplit.planning.loads import Load, least_iteration_s, least_prompt_s, load_of, moments
+from phasesplit.planning.probe import limit_name
+from phasesplit.planning.problem import AS_ASKED, Offer, Problem, Variation
+from phasesplit.planning.traffic import scaled_lengths
+from phasesplit.scheduling.rules import Batching
+
+Floats = NDArray[np.float64]
+
+_ROUNDING = 1e-9
+
+
+class Resource(StrEnum):
+    """What a pool can run out of."""
+
+    FLOPS = "FLOPs"
+    """Arithmetic: the fewest seconds that computing the prompts takes."""
+    HBM_BYTES = "HBM bytes"
+    """Memory bandwidth: the fewest seconds that emitting the tokens takes."""
+    NETWORK_BYTES = "network bytes"
+    NETWORK_MESSAGES = "network messages"
+    KV_CAPACITY = "KV capacity"
+    """Memory: the KV of requests whose tokens come as fast as the machine can emit them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """A resource of some machines and how much of it is needed.
+
+    Attributes:
+        resource: The resource, or the limit that an idle machine already breaks.
+        where: Which machines.
+        share: Needed over available; above 1 the wall is hit.
+    """
+
+    resource: str
+    where: str
+    share: float
+
+    def __str__(self) -> str:
+        if np.isinf(self.share):
+            return f"{self.resource} of {self.where}: no number of machines suffices"
+        return f"{self.resource} of {self.where}: {self.share:.2f} times what there is"
+
+
+class Floors:
+    """The bounds of one problem under one variation.
+
+    Args:
+        problem: The problem.
+        variation: How it is bent.
+    """
+
+    def __init__(self, problem: Problem, variation: Variation = AS_ASKED) -> None:
+        self.problem = problem
+        self.variation = variation
+        self._lengths = scaled_lengths(problem.traffic.lengths, variation.ratio)
+        self._moments = moments(self._lengths)
+        self._loads: dict[int, Load] = {}
+
+    def load(self, number: int) -> Load:
+        """Return what a request per second takes of the offer of that number."""
+        if number not in self._loads:
+            self._loads[number] = load_of(self.problem, self.problem.offers[number], self._moments, self.variation.link)
+        return self._loads[number]
+
+    def least(self, design: Design, rate_per_s: float) -> Counts:
+        """Return instances of each slot from which a search may start: for static designs none less can do.
+
+        For elastic ones, whose machines may help one another, it is only a sensible place to begin (see `wall`).
+        """
+        found = []
+        for role, number in design.slots:
+            step = self.problem.offers[number].machine.instances_per_server
+            servers = np.ceil(self._needed(design, role, number) * rate_per_s / step - _ROUNDING)
+            found.append(int(max(servers, 1) * step))
+        return tuple(found)
+
+    def rate_per_s(self, design: Design, counts: Counts) -> float:
+        """Return a rate that the design cannot exceed with these counts, whatever the SLO."""
+        # Every share is in proportion to the rate.
+        return 1 / max(_ROUNDING, *(wall.share for wall in self.shares(design, counts, 1.0)))
+
+    def wall(self, design: Design, counts: Counts, rate_per_s: float) -> Wall | None:
+        """Return the wall that the design hits with these counts at a rate, None if no bound forbids it."""
+        nearest = max(self.shares(design, counts, rate_per_s), key=lambda wall: wall.share)
+        return nearest if nearest.share > 1 + _ROUNDING else None
+
+    def shares(self, design: Design, counts: Counts, rate_per_s: float) -> list[Wall]:
+        """Return what share of each resource of each pool is needed at the least, at a rate."""
+        if design.kind == Kind.STATIC:
+            return self._static_shares(design, counts, rate_per_s)
+        return [self._shared_work(design, counts, rate_per_s), self._shared_kv(design, counts, rate_per_s)]
+
+    def needs(self, design: Design, counts: Counts, rate_per_s: float) -> list[Wall]:
+        """Return what share of each resource the machines need at the least if each does what its role says."""
+        if design.kind.is_split:
+            return self._static_shares(design, counts, rate_per_s)
+        (_, number), count = design.slots[0], counts[0]
+        load = self.load(number)
+        needs = {
+            Resource.FLOPS: sum(load.prompt + load.riding),
+            Resource.HBM_BYTES: load.token,
+            Resource.KV_CAPACITY: load.kv,
+        }
+        return [Wall(resource, "the unsplit machines", rate_per_s * need / count) for resource, need in needs.items()]
+
+    def work_w(self, design: Design) -> float:
+        """Return the power beyond idling that a request per second draws at the least, in watts per request/s."""
+        least = []
+        for role, number in design.slots:
+            machine, load = self.problem.offers[number].machine, self.load(number)
+            prompt = sum(load.prompt) * (machine.prompt_w - machine.idle_w)
+            token = sum(load.riding) * (min(machine.prompt_w, machine.token_w) - machine.idle_w)
+            helps = design.kind != Kind.STATIC
+            least.append(
+                (
+                    prompt if helps or role == Role.PROMPT else np.inf,
+                    token if helps or role == Role.TOKEN else np.inf,
+                )
+            )
+        return float(min(one for one, _ in least) + min(other for _, other in least))
+
+    def idle_wall(self, design: Design) -> Wall | None:
+        """Return the limit that requests break even alone on the best machines of the design, None if there is none."""
+        phases = [Role.PROMPT, Role.TOKEN] if design.kind.is_split else [Role.UNSPLIT, Role.UNSPLIT]
+        elastic = design.kind != Kind.STATIC
+        usable = [
+            [self.problem.offers[number] for role, number in design.slots if role == phase or elastic]
+            for phase in phases
+        ]
+        rules = self.problem.rules
+        chunked = design.kind == Kind.CHUNKED or (design.kind.is_split and rules.batching == Batching.CHUNKED)
+        alone = self._alone(*usable, chunk_tokens=rules.batch_prompt_tokens if chunked else None)
+        weights = self._lengths.requests.astype(np.float64)
+        hit = None
+        for limit in self.problem.slo.scaled(self.variation.tightness).limits:
+            values = alone.get(limit.metric)
+            if values is None:
+                continue
+            share = _quantile_below(values, weights, limit.percentile / 100) / limit.below
+            if share > 1 and (hit is None or share > hit.share):
+                names = sorted({offer.machine.name for side in usable for offer in side})
+                hit = Wall(f"{limit_name(limit)}, alone on an idle machine,", " and ".join(names), share)
+        return hit
+
+    def _needed(self, design: Design, role: Role, number: int) -> float:
+        """Return instances of a slot that a request per second keeps busy if every slot does what its role says."""
+        load = self.load(number)
+        if role == Role.UNSPLIT:
+            return max(sum(load.prompt + load.riding), load.kv)
+        moving = (load.network, load.messages) if design.kind == Kind.STATIC else (0.0,)
+        return max(sum(load.prompt), *moving) if role == Role.PROMPT else max(load.token, load.kv, *moving)
+
+    def _static_shares(self, design: Design, counts: Counts, rate_per_s: float) -> list[Wall]:
+        walls = []
+        for role in (Role.PROMPT, Role.TOKEN):
+            group = [
+                (count, self.load(number))
+                for (own, number), count in zip(design.slots, counts, strict=True)
+                if own == role and count
+            ]
+            needs: dict[Resource, list[tuple[float, ...]]] = {
+                Resource.NETWORK_BYTES: [(load.network,) for _, load in group],
+                Resource.NETWORK_MESSAGES: [(load.messages,) for _, load in group],
+            }
+            if role == Role.PROMPT:
+                needs[Resource.FLOPS] = [load.prompt for _, load in group]
+            else:
+                needs[Resource.HBM_BYTES] = [load.riding if len(group) > 1 else (load.token,) for _, load in group]
+                needs[Resource.KV_CAPACITY] = [(load.kv,) for _, load in group]
+            machines = [count for count, _ in group]
+            walls += [
+                Wall(resource, f"the {role} machines", rate_per_s * _busy(machines, parts))
+                for resource, parts in needs.items()
+            ]
+        return walls
+
+    def _shared_work(self, design: Design, counts: Counts, rate_per_s: float) -> Wall:
+        """Return the share of machine time that is needed where every machine may do either phase."""
+        machines, loads = self._used(design, counts)
+        share = rate_per_s * _busy(machines, [load.prompt + load.riding for load in loads])
+        prompt = sum(count * sum(load.prompt) for count, load in zip(machines, loads, strict=True))
+        token = sum(count * sum(load.riding) for count, load in zip(machines, loads, strict=True))
+        return Wall(Resource.FLOPS if prompt >= token else Resource.HBM_BYTES, "all machines together", share)
+
+    def _shared_kv(self, design: Design, counts: Counts, rate_per_s: float) -> Wall:
+        machines, loads = self._used(design, counts)
+        share = rate_per_s * _busy(machines, [(load.kv,) for load in loads])
+        return Wall(Resource.KV_CAPACITY, "all machines together", share)
+
+    def _used(self, design: Design, counts: Counts) -> tuple[list[int], list[Load]]:
+        """Return counts and loads of the slots that have any machines."""
+        used = [(count, self.load(number)) for (_, number), count in zip(design.slots, counts, strict=True) if count]
+        return [count for count, _ in used], [load for _, load in used]
+
+    def _alone(self, prompt: Sequence[Offer], token: Sequence[Offer], *, chunk_tokens: int | None) -> dict[str, Floats]:
+        """Return the least latencies of each pair of lengths on an idle machine, by metric."""
+        lengths, reference = self._lengths, self.problem.reference
+        if self.problem.rules.published:
+            return {}
+        pairs = lengths.prompt_tokens.astype(np.float64) ** 2 / 2
+        ttft_s = np.min(
+            [
+                least_prompt_s(offer.times, lengths.prompt_tokens, chunk_tokens) + offer.times.prompt_pair_s * pairs
+                for offer in prompt
+            ],
+            axis=0,
+        )
+        gaps = lengths.output_tokens - 1.0
+        context = lengths.prompt_tokens + (gaps + 1) / 2
+        batch = self.problem.rules.batch_requests
+        tbt_s = np.min(
+            [least_iteration_s(offer.times, batch) + offer.times.token_context_s * context for offer in token], axis=0
+        )
+        tbt_s = np.where(gaps > 0, tbt_s, np.nan)
+        e2e_s = ttft_s + np.where(gaps > 0, tbt_s * gaps, 0.0)
+        found = {"ttft_s": ttft_s, "tbt_mean_s": tbt_s, "tbt_max_s": tbt_s, "e2e_s": e2e_s}
+        if reference is not None:
+            base = alone_s(reference, lengths.prompt_tokens, lengths.output_tokens, published=False)
+            found |= {
+                name: value / against
+                for (name, value), against in zip(
+                    {"ttft_slowdown": ttft_s, "tbt_slowdown": tbt_s, "e2e_slowdown": e2e_s}.items(), base, strict=True
+                )
+            }
+        return found
+
+
+def _busy(machines: Sequence[int], parts: Sequence[tuple[float, ...]]) -> float:
+    """Return the share of their time for which machines are busy at the least, infinite if there are none.
+
+    At any price of a machine's time on each type, a task costs no less than where it is cheapest, and all machines
+    together offer no more than their time at that price; so every list of prices gives a bound. Those at which one
+    task costs the same everywhere are tried: with two types the best is among them.
+
+    Args:
+        machines: Of each type.
+        parts: Time that each of the tasks takes on a machine of each type, all tasks a second.
+
+    Source: weak duality of linear programmes.
+    """
+    if not machines:
+        return float("inf")
+    bound = 0.0
+    for same in zip(*parts, strict=True):
+        if min(same) > 0:
+            costs = (
+                [part / price for part, price in zip(task, same, strict=True)] for task in zip(*parts, strict=True)
+            )
+            offered = sum(count / price for count, price in zip(machines, same, strict=True))
+            bound = max(bound, sum(min(cost) for cost in costs) / offered)
+    return bound
+
+
+def _quantile_below(values: Floats, weights: Floats, q: float) -> float:
+    """Return a value that at most a share q of the weight lies strictly below: a safe lower bound of the quantile."""
+    known = ~np.isnan(values)
+    if not known.any():
+        return 0.0
+    order = np.argsort(values[known])
+    cumulative = np.cumsum(weights[known][order])
+    index = int(np.searchsorted(cumulative, q * cumulative[-1] * 0.97))
+    return float(values[known][order][min(index, order.size - 1)])

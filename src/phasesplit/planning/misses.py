@@ -1,0 +1,67 @@
+"""Why a design is not in the ranking, and what came nearest where none is: in words."""
+
+from math import inf, isfinite
+
+from phasesplit.planning.designs import Counts, Design
+from phasesplit.planning.objective import UNITS, Measure
+from phasesplit.planning.plan import Entry, Plan
+from phasesplit.planning.problem import Problem
+
+
+def counts_text(problem: Problem, design: Design, counts: Counts) -> str:
+    """Return instances of each slot as a person reads them."""
+    parts = [
+        f"{count} {role} {problem.offers[number].machine.name}"
+        for (role, number), count in zip(design.slots, counts, strict=True)
+        if count
+    ]
+    return " + ".join(parts)
+
+
+def refusal(problem: Problem, entry: Entry) -> str:
+    """Return why a design is not in the ranking, "" if it is."""
+    found = entry.found
+    if found.holds:
+        return ""
+    if found.wall is not None:
+        resource, where, share = found.wall.resource, found.wall.where, found.wall.share
+        if resource in list(Measure):
+            return f"{where} takes {share:.3g} times the {resource} there may be ({_bounds_text(problem)})"
+        return f"{resource} {where} takes {share:.3g} times the limit"
+    if not found.complete:
+        return "interrupted before anything was found that keeps the SLO"
+    if any(problem.offers[number].variant_of for _, number in entry.design.slots):
+        return "nothing better than with the machines as asked for"
+    if found.miss is not None:
+        counts, answer = found.miss
+        much = f" at {answer.worst:.3g} times the limit" if isfinite(answer.worst) else ""
+        return f"{counts_text(problem, entry.design, counts)}: {answer.wall}{much}"
+    if found.floor:
+        least = counts_text(problem, entry.design, found.floor)
+        return f"takes {least} at the least, beyond {_bounds_text(problem)}"
+    return f"keeps the SLO at no rate within {_bounds_text(problem)}"
+
+
+def nearest_miss(plan: Plan) -> str:
+    """Return in one sentence what comes nearest to the SLO where no design keeps it, and what binds there."""
+    problem = plan.problem
+    rate = "" if problem.objective is None else f" at {problem.traffic.rate_per_s:,.3g} requests/s"
+    head = f"no design keeps the SLO {problem.slo.name}{rate}"
+    if not plan.entries:
+        return head
+    nearest = min(plan.entries, key=_distance)
+    return f"{head}; nearest is {nearest.design.name}: {refusal(problem, nearest)}"
+
+
+def _distance(entry: Entry) -> float:
+    found = entry.found
+    if found.wall is not None:
+        return found.wall.share
+    return inf if found.miss is None else found.miss[1].worst
+
+
+def _bounds_text(problem: Problem) -> str:
+    budgets = [f"{most:,.6g} {UNITS[measure]}" for measure, most in problem.budgets.items()]
+    if any(offer.existing is not None for offer in problem.offers):
+        return "the machines that exist"
+    return " and ".join(budgets) or f"{problem.most_servers:,} servers"

@@ -1,0 +1,115 @@
+"""What a plan says: every design sized and ranked, the verdict, what the winner hits next, where the verdict flips."""
+
+from dataclasses import dataclass, field
+
+from phasesplit.domain.cluster import Cluster
+from phasesplit.planning.capacity import Capacity
+from phasesplit.planning.designs import Counts, Design
+from phasesplit.planning.floors import Wall
+from phasesplit.planning.objective import Measure
+from phasesplit.planning.probe import Answer
+from phasesplit.planning.problem import Problem
+from phasesplit.planning.search import Found
+from phasesplit.planning.sensitivity import Point
+from phasesplit.planning.verdict import Verdict
+
+RATE = "rate"
+"""What is compared where the objective is the rate within budgets."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Entry:
+    """A design in the ranking.
+
+    Attributes:
+        found: What the search found.
+        cluster: The cluster; None where the design keeps the SLO with no number of machines.
+        taken: What it takes of each measure.
+        rate_per_s: The rate it was sized for, or the highest that it holds.
+        capacity: Its capacity: of the best split and the best unsplit design over all seeds, of others on the first.
+        per_seed: Of the best split and the best unsplit design, the capacity on each seed alone.
+    """
+
+    found: Found
+    cluster: Cluster | None
+    taken: dict[Measure, float]
+    rate_per_s: float
+    capacity: Capacity | None = None
+    per_seed: tuple[Capacity, ...] = ()
+
+    @property
+    def design(self) -> Design:
+        """The design."""
+        return self.found.design
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What a little more of something buys the winner.
+
+    Attributes:
+        what: What is added.
+        rate_per_s: The capacity with it.
+        base_per_s: The capacity without, found in the same way.
+    """
+
+    what: str
+    rate_per_s: float
+    base_per_s: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Plan:
+    """What a plan says.
+
+    Attributes:
+        problem: What was asked.
+        entries: Every design: those that keep the SLO first, the best first.
+        verdict: Split or do not; None where not both kinds were compared.
+        walls: What the winner needs of each resource at the rate, at the least.
+        gains: What one more of each buys.
+        grid: How counts around the winner's do on the first seed.
+        points: How the best split and the best unsplit design compare under other conditions.
+        questions: Simulations asked for.
+        complete: Whether it came to its end.
+    """
+
+    problem: Problem
+    entries: list[Entry] = field(default_factory=list)
+    verdict: Verdict | None = None
+    walls: list[Wall] = field(default_factory=list)
+    gains: list[Gain] = field(default_factory=list)
+    grid: dict[Counts, Answer] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
+    questions: int = 0
+    complete: bool = True
+
+    @property
+    def best(self) -> Entry | None:
+        """The winner, None where no design keeps the SLO."""
+        return self.entries[0] if self.entries and self.entries[0].found.holds else None
+
+    @property
+    def best_split(self) -> Entry | None:
+        """The best split design, None where none keeps the SLO."""
+        return next((one for one in self.entries if one.found.holds and one.design.kind.is_split), None)
+
+    @property
+    def best_unsplit(self) -> Entry | None:
+        """The best unsplit design, None where none keeps the SLO."""
+        return next((one for one in self.entries if one.found.holds and not one.design.kind.is_split), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """How far a plan is.
+
+    Attributes:
+        stage: What it is doing.
+        questions: Simulations asked so far.
+        best: The best design so far and its objective; None before there is one.
+    """
+
+    stage: str
+    questions: int
+    best: tuple[Design, Counts, float] | None

@@ -1,0 +1,317 @@
+"""Makes a plan: sizes every design, varies the best ones, compares them on every seed, and bends the question."""
+
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from phasesplit.planning.capacity import capacity
+from phasesplit.planning.designs import Counts, Design, cluster_for, designs_of, divisions_of, variants_of
+from phasesplit.planning.drive import Journal, Memory, Workers, drive
+from phasesplit.planning.floors import Floors
+from phasesplit.planning.most import Stretch
+from phasesplit.planning.objective import Measure, of_one
+from phasesplit.planning.plan import RATE, Entry, Gain, Plan, Step
+from phasesplit.planning.probe import Answer, Question, value_of
+from phasesplit.planning.problem import AS_ASKED, Problem, Variation
+from phasesplit.planning.search import Found, Hunt
+from phasesplit.planning.sensitivity import FACTORS, Axis, Point, bent
+from phasesplit.planning.verdict import advantage_of, decide
+
+_FALLBACKS = 3
+"""So many designs of a side are tried where better ones cannot keep a bent SLO."""
+_MAP_STEPS = 4
+_MAP_REACH = 0.6
+"""The map reaches so far to each side of the best counts, as a share of them, in so many steps."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Planner:
+    """Makes one plan.
+
+    Attributes:
+        problem: What is asked.
+        workers: Where simulations run.
+        journal: Answers known from before, and where new ones go.
+        on_step: Called after every answer.
+        thorough: Look also at gains and at where the verdict flips.
+        mapped: Look also at the counts around the winner's.
+    """
+
+    problem: Problem
+    workers: Workers
+    journal: Journal = field(default_factory=Memory)
+    on_step: Callable[[Step], None] | None = None
+    thorough: bool = True
+    mapped: bool = False
+    plan: Plan = field(init=False)
+    _floors: dict[Variation, Floors] = field(init=False, default_factory=dict)
+    _stage: str = field(init=False, default="")
+    _searches: dict[Hashable, Hunt | Stretch] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plan = Plan(problem=self.problem)
+
+    def make(self) -> Plan:
+        """Return the plan; interrupted, what is known by then, marked as not complete."""
+        try:
+            self._size()
+            self._vary()
+            self._judge()
+            if self.thorough and self.plan.best is not None:
+                self._gain()
+                self._bend()
+            if self.mapped and self.plan.best is not None and not self._given:
+                self._map()
+        except KeyboardInterrupt:
+            self.plan.complete = False
+        return self.plan
+
+    @property
+    def _given(self) -> bool:
+        return any(offer.existing is not None for offer in self.problem.offers)
+
+    def _size(self) -> None:
+        """Size every design over the machines as asked for."""
+        designs = divisions_of(self.problem) if self._given else designs_of(self.problem)
+        self._search(f"sizing {len(designs)} designs", designs)
+
+    def _vary(self) -> None:
+        """Look whether another setting of one machine makes the best split or the best unsplit design better."""
+        if self._given:
+            return
+        variants: dict[Design, float] = {}
+        for base in (self.plan.best_split, self.plan.best_unsplit):
+            if base is not None:
+                variants |= dict.fromkeys(variants_of(self.problem, base.design), base.found.value)
+        if variants:
+            self._search(f"sizing {len(variants)} variants", list(variants), variants)
+
+    def _search(self, stage: str, designs: list[Design], cutoffs: Mapping[Design, float] | None = None) -> None:
+        self._stage = stage
+        searches: dict[Hashable, Hunt | Stretch] = {design: self._hunt(design) for design in designs}
+        for design, cutoff in (cutoffs or {}).items():
+            searches[design].cut(cutoff)
+        self._searches |= searches
+        try:
+            self._drive({key: search.run() for key, search in searches.items()})
+        finally:
+            self._rank()
+
+    def _hunt(
+        self,
+        design: Design,
+        variation: Variation = AS_ASKED,
+        rate: float = 1.0,
+        seeds: tuple[int, ...] | None = None,
+    ) -> Hunt | Stretch:
+        if not design.kind.is_split:
+            variation = variation._replace(link=1.0)  # no KV moves: the question is the one asked already
+        floors = self._bounds(variation)
+        seeds = seeds or self.problem.seeds
+        if self.problem.objective is None:
+            return Stretch(problem=self.problem, floors=floors, design=design, variation=variation, seeds=seeds)
+        return Hunt(
+            problem=self.problem,
+            floors=floors,
+            design=design,
+            rate_per_s=self.problem.traffic.rate_per_s * rate,
+            measure=self.problem.objective,
+            variation=variation,
+            seeds=seeds,
+            width=self.workers.width,
+        )
+
+    def _bounds(self, variation: Variation) -> Floors:
+        if variation not in self._floors:
+            self._floors[variation] = Floors(self.problem, variation)
+        return self._floors[variation]
+
+    def _rank(self) -> None:
+        entries = [self._entry(search.found) for search in self._searches.values()]
+        # Of equals, the one that is further from its limits.
+        entries.sort(key=lambda one: (not one.found.holds, one.found.value, _nearest(one.found)))
+        self.plan.entries = entries
+
+    def _entry(self, found: Found) -> Entry:
+        problem = self.problem
+        if not found.holds:
+            return Entry(found=found, cluster=None, taken={}, rate_per_s=0.0)
+        taken = {}
+        for measure in Measure:
+            machines = sum(
+                count * of_one(measure, problem.offers[number].machine, problem.grid_kg_per_kwh)
+                for (_, number), count in zip(found.design.slots, found.counts, strict=True)
+            )
+            taken[measure] = value_of(measure, machines, list(found.answers))
+        rate = problem.traffic.rate_per_s if problem.objective is not None else -found.value
+        cluster = cluster_for(problem, found.design, found.counts)
+        return Entry(found=found, cluster=cluster, taken=taken, rate_per_s=rate)
+
+    def _judge(self) -> None:
+        """Compare the best split with the best unsplit design, on every seed."""
+        self._stage = "comparing on every seed"
+        plan = self.plan
+        split = plan.best_split
+        unsplit = plan.best_unsplit
+        finalists = [entry for entry in (split, unsplit) if entry is not None]
+        seeds = self.problem.seeds
+        sets = {entry.design: [seeds, *((seed,) for seed in seeds)] for entry in finalists}
+        if self.thorough:
+            sets = {entry.design: [seeds[:1]] for entry in plan.entries if entry.found.holds} | sets
+        bounds = self._bounds(AS_ASKED)
+        holding = {entry.design: entry for entry in plan.entries if entry.found.holds}
+        found = self._drive(
+            {
+                (design, of): capacity(
+                    bounds, design, holding[design].found.counts, of, guess=holding[design].rate_per_s
+                )
+                for design, several in sets.items()
+                for of in several
+            }
+        )
+        plan.entries = [
+            replace(
+                entry,
+                capacity=found[entry.design, sets[entry.design][0]],
+                per_seed=tuple(found[entry.design, of] for of in sets[entry.design][1:]),
+            )
+            if entry.design in sets
+            else entry
+            for entry in plan.entries
+        ]
+        split = plan.best_split
+        unsplit = plan.best_unsplit
+        has_both = {entry.design.kind.is_split for entry in plan.entries} == {True, False}
+        if has_both:
+            plan.verdict = decide(
+                split.found.value if split else float("inf"),
+                unsplit.found.value if unsplit else float("inf"),
+                self._per_seed(split, unsplit),
+                str(self.problem.objective or RATE),
+            )
+
+    def _per_seed(self, split: Entry | None, unsplit: Entry | None) -> list[float]:
+        """Return the advantage of the split on each seed, of the objective per request/s of capacity."""
+        if split is None or unsplit is None:
+            return []
+        if self.problem.objective is None:
+            return [
+                advantage_of(-own.rate_per_s, -other.rate_per_s)
+                for own, other in zip(split.per_seed, unsplit.per_seed, strict=True)
+                if other.rate_per_s
+            ]
+        return [
+            advantage_of(split.found.value / own.rate_per_s, unsplit.found.value / other.rate_per_s)
+            for own, other in zip(split.per_seed, unsplit.per_seed, strict=True)
+            if own.rate_per_s and other.rate_per_s
+        ]
+
+    def _gain(self) -> None:
+        """Find what one more server of each pool, and one more network card on each server, would buy."""
+        best = self.plan.best
+        assert best is not None and best.cluster is not None  # noqa: S101, PT018 - asked by `make`
+        self._stage = "one more of each"
+        problem, design, counts = self.problem, best.design, best.found.counts
+        self.plan.walls = self._bounds(AS_ASKED).needs(design, counts, best.rate_per_s)
+        base = best.capacity.rate_per_s if best.capacity else best.rate_per_s
+        searches: dict[Hashable, Any] = {}
+        seeds = problem.seeds
+
+        def grown(slot: int) -> Counts:
+            step = problem.offers[design.slots[slot][1]].machine.instances_per_server
+            return tuple(count + step * (index == slot) for index, count in enumerate(counts))
+
+        for slot, (role, number) in enumerate(design.slots):
+            if counts[slot]:
+                name = f"one more {role} {problem.offers[number].machine.name}"
+                searches[name] = capacity(self._bounds(AS_ASKED), design, grown(slot), seeds, guess=base)
+        if design.kind.is_split:
+            cards = max(problem.offers[number].machine.accelerators for _, number in design.slots)
+            faster = Variation(link=(cards + 1) / cards)
+            name = "one more network card on every server"
+            searches[name] = capacity(self._bounds(faster), design, counts, seeds, variation=faster, guess=base)
+        found = self._drive(searches)
+        self.plan.gains = [Gain(what=what, rate_per_s=one.rate_per_s, base_per_s=base) for what, one in found.items()]
+
+    def _map(self) -> None:
+        """Ask about counts around the winner's."""
+        best = self.plan.best
+        assert best is not None  # noqa: S101 - asked by `make`
+        self._stage = "around the best counts"
+        design, centre = best.design, best.found.counts
+        ranges = []
+        for (_, number), count in zip(design.slots, centre, strict=True):
+            step = self.problem.offers[number].machine.instances_per_server
+            stride = step * max(1, round(count * _MAP_REACH / _MAP_STEPS / step))
+            around = [count + stride * offset for offset in range(-_MAP_STEPS, _MAP_STEPS + 1)]
+            ranges.append([one for one in around if one >= step])
+        questions = [Question(design, counts, best.rate_per_s, self.problem.seeds[0]) for counts in product(*ranges)]
+        self.plan.grid = self._drive({"grid": _asked(questions)})["grid"]
+
+    def _bend(self) -> None:
+        """Size the best split and the best unsplit design again under other conditions."""
+        if self._given or not (self._rivals(True) and self._rivals(False)):
+            return
+        self._stage = "where the verdict flips"
+        places = {
+            (axis, factor): bent(axis, factor)
+            for axis in Axis
+            for factor in FACTORS[axis]
+            if axis != Axis.RATE or self.problem.objective is not None
+        }
+        values = {("split", place): float("inf") for place in places} | {
+            ("unsplit", place): float("inf") for place in places
+        }
+        # Where the best design cannot keep the SLO, the next best ones may.
+        for turn in range(_FALLBACKS):
+            searches: dict[Hashable, Any] = {}
+            for (side, place), value in values.items():
+                rivals = self._rivals(side == "split")
+                if value == float("inf") and turn < len(rivals):
+                    rate, variation = places[place]
+                    searches[side, place] = self._hunt(rivals[turn], variation, rate, self.problem.seeds[:1]).run()
+            values |= {key: one.value for key, one in self._drive(searches).items()}
+        for axis in Axis:
+            points = [
+                Point(axis=axis, factor=place[1], split=values["split", place], unsplit=values["unsplit", place])
+                for place in places
+                if place[0] == axis
+            ]
+            self.plan.points += points
+
+    def _rivals(self, split: bool) -> list[Design]:
+        """Return the designs of one side on different machines, the best first."""
+        rivals: dict[tuple[int, ...], Design] = {}
+        for entry in self.plan.entries:
+            if entry.found.holds and entry.design.kind.is_split == split:
+                rivals.setdefault(tuple(number for _, number in entry.design.slots), entry.design)
+        return list(rivals.values())
+
+    def _drive(self, searches: Mapping[Any, Any]) -> dict[Any, Any]:
+        return drive(searches, self.workers, self.journal, self._heard)
+
+    def _heard(self, _key: Hashable, _question: Question, _answer: Answer) -> None:
+        self.plan.questions += 1
+        if self.on_step is None:
+            return
+        holding = [search.found for search in self._searches.values() if search.found.holds]
+        best = min(holding, key=lambda found: found.value, default=None)
+        self.on_step(
+            Step(
+                stage=self._stage,
+                questions=self.plan.questions,
+                best=None if best is None else (best.design, best.counts, best.value),
+            )
+        )
+
+
+def _asked(questions: list[Question]) -> Generator[Sequence[Question], Sequence[Answer], dict[Counts, Answer]]:
+    """Ask questions about several counts at once."""
+    answers = yield questions
+    return {question.counts: answer for question, answer in zip(questions, answers, strict=True)}
+
+
+def _nearest(found: Found) -> float:
+    """Return how near the counts found come to a limit on the worst seed, as a share of it."""
+    return max((answer.worst for answer in found.answers), default=0.0)
