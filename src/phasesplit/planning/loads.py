@@ -95,14 +95,16 @@ def load_of(problem: Problem, offer: Offer, mean: Moments, link: float = 1.0) ->
     reserved = 1.0 - rules.hbm_share
     kv_tokens = max(kv_capacity_bytes(model, machine, reserved_share=reserved) / kv_bytes, 1e-9)
     per_token_s = least_prompt_s_per_token(times)
+    # A token whose KV was evicted is emitted by computing its context again instead of reading it.
+    context_s = min(times.token_context_s, per_token_s)
     # In the published rules prompts have no pairs, nor do mixed iterations read any context.
-    pair_s, riding_context_s = (0.0, 0.0) if rules.published else (times.prompt_pair_s, times.token_context_s)
+    pair_s, riding_context_s = (0.0, 0.0) if rules.published else (times.prompt_pair_s, context_s)
     per_gap_s = least_token_s_per_request(times, rules.batch_requests)
     # KV that was evicted is computed again, and that iteration emits a token too; so may any under the published rules.
     residence_s = min(least_iteration_s(times, rules.batch_requests), float(least_prompt_s(times, 1)))
     return Load(
         prompt=(per_token_s * mean.prompt, pair_s * mean.pairs),
-        token=per_gap_s * mean.gaps + times.token_context_s * mean.context,
+        token=per_gap_s * mean.gaps + context_s * mean.context,
         riding=(min(per_token_s, per_gap_s) * mean.gaps, riding_context_s * mean.context),
         network=kv_bytes * mean.moved / (machine.nic_bytes_per_s * link),
         messages=model.layers * mean.movers / MESSAGES_PER_S,
