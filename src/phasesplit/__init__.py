@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from phasesplit.files.specs import load_cluster, load_machine, load_model
     from phasesplit.files.traces import read_trace
     from phasesplit.files.workloads import load_workload
+    from phasesplit.provision import plan
     from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
     from phasesplit.simulation.result import Result
     from phasesplit.simulation.run import Facts, simulate
@@ -49,6 +50,7 @@ __all__ = [
     "load_machine",
     "load_model",
     "load_workload",
+    "plan",
     "read_trace",
     "simulate",
 ]
@@ -76,6 +78,7 @@ _HOME = {
     "load_machine": "files.specs",
     "load_model": "files.specs",
     "load_workload": "files.workloads",
+    "plan": "provision",
     "read_trace": "files.traces",
     "simulate": "simulation.run",
 }

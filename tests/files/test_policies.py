@@ -3,7 +3,7 @@
 import pytest
 
 from phasesplit.errors import SpecError
-from phasesplit.files.policies import POLICY_EXAMPLES, parse_policy
+from phasesplit.files.policies import POLICY_EXAMPLES, parse_policy, policy_text
 from phasesplit.scheduling.autoscaling import Joint, Policy, Schedule, Static, Threshold
 
 HOUR_S = 3_600.0
@@ -37,6 +37,25 @@ HOUR_S = 3_600.0
 def test_policies_as_people_write_them(text: str, expected: Policy) -> None:
     """A setting would be ignored, or mean something else than it says."""
     assert parse_policy(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *POLICY_EXAMPLES, "static", "threshold:high=1e7,low=0.125,token-high=9000,token-low=10,full=0.8,step=2,least=2",
+        "joint:target=1234567.5", "schedule:0h=4,7.5h=8,every=10,cooldown=5,startup=0,load=1e9,delay=7,stale=8",
+    ],
+)  # fmt: skip
+def test_a_policy_is_written_as_it_is_read(text: str) -> None:
+    """A person who copies a fitted policy would run another one."""
+    policy = parse_policy(text)
+    assert parse_policy(policy_text(policy)) == policy
+
+
+def test_what_is_usual_is_not_written() -> None:
+    """A policy in a report would be a list of defaults."""
+    assert policy_text(Joint(target_tokens_per_s=3695.0)) == "joint:target=3695"
+    assert policy_text(Static()) == "static"
 
 
 def test_examples_are_policies() -> None:

@@ -94,16 +94,21 @@ def test_machines_that_exist_are_divided_as_well_as_can_be(existing: tuple[int, 
     """If wrong, a better division of one's machines is missed, or machines are used that are not there."""
     made = small(existing)
     for chosen in divisions_of(made):
+        used_types = {number for _, number in chosen.slots}
+        there = tuple(count if number in used_types else 0 for number, count in enumerate(existing))
         cells = []
         for cell in product(*(range(existing[number] + 1) for _, number in chosen.slots)):
             used = [0, 0]
             for count, (_, number) in zip(cell, chosen.slots, strict=True):
                 used[number] += count
             roles = {role for (role, _), count in zip(chosen.slots, cell, strict=True) if count}
-            if tuple(used) == existing and roles in ({Role.UNSPLIT}, {Role.PROMPT, Role.TOKEN}):
+            if tuple(used) == there and roles in ({Role.UNSPLIT}, {Role.PROMPT, Role.TOKEN}):
                 cells.append(cell)
         assert sorted(divisions(made, chosen)) == sorted(cells)
         stretch = stretched(made, chosen)
+        if not cells:
+            assert not stretch.found.holds
+            continue
         assert stretch.found.counts in cells
         best = most(made, chosen, cells)
         assert stretch.best is not None

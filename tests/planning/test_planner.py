@@ -211,7 +211,7 @@ def test_existing_machines_are_divided_and_the_rate_is_the_objective() -> None:
     base = {"token_s": 0.02, "token_s_per_request": 0.004, "nic_bytes_per_s": 1e11}
     made = problem(
         offer("h", existing=2, prompt_s_per_token=4e-4, **base),
-        offer("a", existing=1, **base),
+        offer("a", existing=1, prompt_s_per_token=5e-4, **base),
         duration_s=10.0,
         slo=SMOOTH,
         objective=None,
@@ -224,8 +224,13 @@ def test_existing_machines_are_divided_and_the_rate_is_the_objective() -> None:
     assert plan.best.capacity.rate_per_s == pytest.approx(plan.best.rate_per_s, rel=0.03)
     for entry in plan.entries:
         if entry.found.holds:
-            assert entry.taken[Measure.MACHINES] == 3
+            there = {0: 2, 1: 1}
+            assert entry.taken[Measure.MACHINES] == sum(there[number] for number in {n for _, n in entry.design.slots})
     assert plan.verdict is not None
+    # One cluster of both types is no match for each type by itself, and that is what the split is held against.
+    side = plan.unsplit_side
+    assert len(side) == 2
+    assert plan.verdict.advantage == pytest.approx(plan.best.rate_per_s / sum(one.rate_per_s for one in side) - 1)
     assert "rate" in plan.verdict.text
 
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -227,10 +228,18 @@ LOCAL = (
 
 @needs_ray
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_local_cluster_says_nothing_and_ends_with_its_workers(interrupted: bool) -> None:
-    """Ray's servers would stay behind on the person's machine, or their log stand in the output."""
+def test_a_local_cluster_says_nothing_and_leaves_nothing(interrupted: bool, tmp_path: Path) -> None:
+    """Ray's servers, their logs or a token would stay behind on the person's machine, or a log stand in the output."""
     mark = new_mark()
-    environment = {**os.environ, **RAY_SETTINGS, **mark}
+    with tempfile.TemporaryDirectory(prefix="r") as temporary:  # sockets in it have a limit on the length of their path
+        places = {"HOME": str(tmp_path), "TMPDIR": temporary}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        ends_well(interrupted, mark, {**environment, "PYTHONPATH": str(TESTS), **places, **mark})
+        assert list(Path(temporary).iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def ends_well(interrupted: bool, mark: dict[str, str], environment: dict[str, str]) -> None:
     command = [sys.executable, "-c", LOCAL.format(seconds=60.0 if interrupted else 0.0)]
     with subprocess.Popen(
         command,
@@ -248,3 +257,27 @@ def test_a_local_cluster_says_nothing_and_ends_with_its_workers(interrupted: boo
         output, errors = parent.communicate(timeout=PATIENCE_S)
     assert (output, errors) == ("interrupted\n" if interrupted else "", "")
     assert none_left(mark)
+
+
+@needs_ray
+def test_a_second_local_cluster_of_a_process_works_like_the_first() -> None:
+    """Whoever makes two plans in one program would be refused by the second cluster, which knows another token."""
+    text = (
+        "import os\n"
+        "from phasesplit.workers import open_workers\n"
+        "from workers.answers import square\n"
+        "for number in (2, 3):\n"
+        "    with open_workers(square, count=1, ray_address='local') as workers:\n"
+        "        print(workers.submit(number).result())\n"
+        "print(os.environ.get('RAY_AUTH_MODE'))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ran = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**environment, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == ("4\n9\nNone\n", "")

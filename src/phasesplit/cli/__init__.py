@@ -10,6 +10,7 @@ import typer
 
 from phasesplit._version import __version__
 from phasesplit.cli import trace
+from phasesplit.cli.plan import plan
 from phasesplit.cli.simulate import simulate
 from phasesplit.errors import InfeasibleError, SpecError, WorkerLostError
 
@@ -28,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Plan, simulate and run phase-split serving of large language models.",
 )
+app.command()(plan)
 app.command()(simulate)
 app.add_typer(trace.app, name="trace")
 
@@ -45,6 +47,8 @@ def _options(
 def main() -> None:
     """Run the command line with the arguments of this process, and exit."""
     gc.set_threshold(_GC_THRESHOLD, 20, 100)
+    # Its threads would start with numpy, and nothing here is work for them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()

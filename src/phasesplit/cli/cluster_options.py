@@ -20,6 +20,7 @@ def cluster_and_rules(
     *,
     profile: str | None,
     reference: str,
+    times: str = "auto",
 ) -> tuple["Cluster", "Rules"]:
     """Return the cluster, and the rules: those in the file, then the named ones, then single settings.
 
@@ -31,6 +32,7 @@ def cluster_and_rules(
         settings: Each `FIELD=VALUE`.
         profile: Measurements of one's own, as for `build_cluster`.
         reference: Machine that slowdowns compare with.
+        times: Source of phase times, as for `build_cluster`.
 
     Raises:
         SpecError: Something is missing, contradictory, unknown or not allowed.
@@ -59,7 +61,9 @@ def cluster_and_rules(
         rules = rules_from({"published": rules_name == "published"}, "--rules", rules)
     rules = rules_from(dict(_setting(text) for text in settings), "--set", rules)
     assert model is not None  # noqa: S101 - checked above, or in the file
-    built = build_cluster(model, parts, published=rules.published, profile=profile, name=name, reference=reference)
+    built = build_cluster(
+        model, parts, published=rules.published, profile=profile, source=times, name=name, reference=reference
+    )
     return built, rules
 
 

@@ -98,6 +98,14 @@ def simulate(
     profile: Annotated[
         str | None, _option("--profile", text="Phase times you measured, laid out as perf_model.csv.", metavar="CSV")
     ] = None,
+    times: Annotated[
+        str,
+        _option(
+            "--times",
+            text="Where phase times come from; by default measured where there are measurements, else the roofline.",
+            metavar="measured|roofline|aiconfigurator[:ENGINE[:VERSION]]",
+        ),
+    ] = "auto",
     reference: Annotated[
         str, _option("--reference", text="Machine that slowdowns compare with; by default dgx-a100.", metavar="MACHINE")
     ] = "dgx-a100",
@@ -185,6 +193,7 @@ def simulate(
         [*([] if seed is None else [f"seed={seed}"]), *(settings or [])],
         profile=profile,
         reference=reference,
+        times=times,
     )
     trace: Trace | Iterable[Trace]
     if summary_only and not demand.is_file:

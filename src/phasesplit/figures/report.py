@@ -97,19 +97,15 @@ def _alarms(result: Result) -> list[Markup]:
         found.append(
             banner(
                 "Overloaded: this cluster did not keep up",
-                [_sentence(str(result.overload).removeprefix("overloaded: "))],
+                [readable.sentence(str(result.overload).removeprefix("overloaded: "))],
                 alarm=True,
             )
         )
     if result.warnings:
         found.append(
-            banner("Before trusting these figures", [_sentence(text) for text in result.warnings], alarm=False)
+            banner("Before trusting these figures", [readable.sentence(text) for text in result.warnings], alarm=False)
         )
     return found
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _key_figures(result: Result) -> Markup:

@@ -1,12 +1,13 @@
 """All panels of a result on one sheet, as a PNG, PDF or SVG file."""
 
 import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from phasesplit.errors import SpecError
 from phasesplit.figures import readable
-from phasesplit.figures.panels import COLUMNS, LATENCY_PANELS, SLO_PANEL, TIMELINE_PANELS, USAGE_PANELS
+from phasesplit.figures.panels import COLUMNS, LATENCY_PANELS, SLO_PANEL, TIMELINE_PANELS, USAGE_PANELS, Panel
 from phasesplit.figures.style import colour, drawing, new_figure
 from phasesplit.files.compression import write_bytes
 from phasesplit.simulation.result import Result
@@ -32,19 +33,39 @@ def write_figure(result: Result, path: str | Path) -> None:
     Raises:
         SpecError: The ending is another one, or the file cannot be written.
     """
+    panels = (*LATENCY_PANELS, SLO_PANEL, *TIMELINE_PANELS, *USAGE_PANELS)
+    write_sheet(path, [_onto(panel, result) for panel in panels], lambda figure: _head(figure, result))
+
+
+def write_sheet(path: str | Path, panels: Sequence[Callable[[Any], None]], head: Callable[[Any], None]) -> None:
+    """Write panels, `COLUMNS` in a row, as one picture; the same panels give the same bytes.
+
+    Args:
+        path: Where to; its ending says how: .png, .pdf or .svg.
+        panels: Each draws itself onto axes; a whole number of rows, or less than one.
+        head: Writes above and below the panels of a figure.
+
+    Raises:
+        SpecError: The ending is another one, or the file cannot be written.
+    """
     kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in _METADATA:
         raise SpecError.bad(f"figure {path}, ending", Path(path).suffix, "one of .png, .pdf, .svg")
-    panels = (*LATENCY_PANELS, SLO_PANEL, *TIMELINE_PANELS, *USAGE_PANELS)
+    columns = min(COLUMNS, len(panels))
+    rows = len(panels) // columns
     with drawing(svg__hashsalt="phasesplit"):
         figure = new_figure(12.6, 8.4, facecolor=colour("paper"))
         figure.get_layout_engine().set(w_pad=0.09, h_pad=0.09, hspace=0.03, wspace=0.03, rect=(0, 0.025, 1, 0.893))
-        for panel, axes in zip(panels, figure.subplots(len(panels) // COLUMNS, COLUMNS).flat, strict=True):
-            panel.draw(axes, result)
-        _head(figure, result)
+        for draw, axes in zip(panels, figure.subplots(rows, columns, squeeze=False).flat, strict=True):
+            draw(axes)
+        head(figure)
         picture = io.BytesIO()
         figure.savefig(picture, format=kind, dpi=_DPI, metadata=_METADATA[kind])
     write_bytes(path, picture.getvalue())
+
+
+def _onto(panel: Panel, result: Result) -> Callable[[Any], None]:
+    return lambda axes: panel.draw(axes, result)
 
 
 def _head(figure: Any, result: Result) -> None:

@@ -19,8 +19,15 @@ THEME = {
     "unsplit": ("#5b6672", "#aab4be"),
     "idle": ("#e9ecef", "#2b3138"),
     "alarm": ("#b3261e", "#ff8a80"),
+    "keeps-far": ("#7fb8dd", "#2b6a92"),
+    "keeps": ("#abcfe8", "#22516f"),
+    "keeps-near": ("#d9eaf5", "#1a3a50"),
+    "breaks-near": ("#fae5d5", "#4a3020"),
+    "breaks": ("#f3c19c", "#6b4425"),
+    "breaks-far": ("#e69a6a", "#8a552b"),
 }
-"""Each colour on light and on dark paper. One meaning each: a phase or pool, waiting for it (its tint), the transfer.
+"""Each colour on light and on dark paper. One meaning each: a phase or pool, waiting for it (its tint), the transfer;
+how far something is inside or beyond its limit.
 
 The strong ones are told apart with every kind of colour blindness; light ones differ pairwise, so that a drawing in
 light colours can be turned into one with names. Source: after Okabe and Ito, Color Universal Design (2008).

@@ -43,6 +43,7 @@ th,td{padding:.3rem .9rem .3rem 0;text-align:right;border-bottom:1px solid var(-
 th{font-size:.8rem;font-weight:600;vertical-align:bottom}
 th:first-child,td:first-child,.words td,.words th{text-align:left}
 .words td:nth-child(2){white-space:normal}
+.designs td:first-child{white-space:normal;min-width:13rem}
 td.broken{font-weight:700}
 .figures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,25rem),1fr));gap:1.25rem 1.75rem}
 .figures{margin:1rem 0}
@@ -62,6 +63,8 @@ th,td{padding-right:.5rem;font-size:.8rem}th{font-size:.72rem}
 th:first-child,td:first-child{white-space:normal;min-width:5.5rem}
 dl.terms{grid-template-columns:1fr}dl.terms dd{margin-bottom:.4rem}}
 @media print{body{font-size:10pt}header{padding-top:0}.figures{grid-template-columns:1fr 1fr}
+.scroll{overflow:visible}table{font-size:8pt;min-width:0}th,td{white-space:normal;padding-right:.4rem}
+th{font-size:7pt}.designs td:first-child{min-width:8rem}
 h2{break-after:avoid}tr,.banner,.tiles div{break-inside:avoid}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """

@@ -1,6 +1,7 @@
 """Autoscaling policies as a person writes them: `threshold:high=4000,low=500`, `schedule:0h=4+2,8h=10+6,20h=4+2`."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from phasesplit.errors import SpecError
@@ -99,6 +100,25 @@ def parse_policy(text: str, where: str = "autoscale") -> Policy:
         return _POLICIES[name](**values)
     except TypeError:
         raise SpecError.bad(where, text, f"all settings, as in {_EXAMPLES[name]}") from None
+
+
+def policy_text(policy: Policy) -> str:
+    """Return a policy of a kind that ships as `parse_policy` reads it; settings that are as usual are left out.
+
+    Numbers are given to twelve digits.
+
+    Args:
+        policy: The policy.
+    """
+    usual = {field.name: field.default for field in fields(policy)}
+    parts = []
+    if isinstance(policy, Schedule):
+        parts += [f"{at_s / _HOUR_S:g}h={'+'.join(map(str, counts))}" for at_s, counts in policy.entries]
+    for key, (field, read, _) in (_COMMON | _OWN[type(policy)]).items():
+        value = getattr(policy, field)
+        if value != usual[field]:
+            parts.append(f"{key}={'+'.join(map(str, value)) if read is _counts else format(value, '.12g')}")
+    return f"{policy.name}:{','.join(parts)}" if parts else policy.name
 
 
 def _hour(key: str) -> float | None:

@@ -24,7 +24,7 @@ class SourceComparison:
     Attributes:
         phase: "prompt": one prompt, alone; "token": requests of `COMPARED_CONTEXT_TOKENS` each.
         size: Tokens of the prompt, or requests.
-        seconds: Source ("measured", "aiconfigurator", "roofline") to its time of the iteration.
+        seconds: Source, as `TimeSources` names it, to its time of the iteration.
     """
 
     phase: Literal["prompt", "token"]
@@ -50,7 +50,7 @@ class TimeSources:
     absent: Mapping[str, str]
 
 
-def time_sources(model: Model, machine: Machine, *, source: str = "aiconfigurator") -> TimeSources:
+def time_sources(model: Model, machine: Machine, *, source: str | None = "aiconfigurator") -> TimeSources:
     """Return the phase times of every source that covers a model on a machine.
 
     The roofline is the one that `phase_times` would take: with the overhead of the 2023 engine for models that were
@@ -59,15 +59,17 @@ def time_sources(model: Model, machine: Machine, *, source: str = "aiconfigurato
     Args:
         model: The model.
         machine: The machine.
-        source: `aiconfigurator[:engine[:version]]`: which of its tables.
+        source: `aiconfigurator[:engine[:version]]`: which of its tables; None: none of them, which saves the seconds
+            that the first answer takes.
 
     Raises:
         SpecError: `source` is not of that form, or the model does not fit into the machine's memory.
     """
     times: dict[str, PhaseTimes] = {}
     absent: dict[str, str] = {}
-    engine_named(source)
-    for name in ("measured", source, "roofline"):
+    if source is not None:
+        engine_named(source)
+    for name in ("measured", *([] if source is None else [source]), "roofline"):
         kind = name.partition(":")[0]
         try:
             times[kind] = phase_times(model, machine, source=name)
@@ -79,10 +81,7 @@ def time_sources(model: Model, machine: Machine, *, source: str = "aiconfigurato
 
 
 def compare_sources(model: Model, machine: Machine, *, source: str = "aiconfigurator") -> list[SourceComparison]:
-    """Return the same iterations from every source that covers them, prompts first.
-
-    A source covers what lies inside the data it rests on; the roofline, which rests on none, covers everything.
-    Where no other source covers an iteration it is left out, so without any the list is empty.
+    """Return the same iterations from every source that covers a model on a machine; see `compare_times`.
 
     Args:
         model: The model.
@@ -92,7 +91,18 @@ def compare_sources(model: Model, machine: Machine, *, source: str = "aiconfigur
     Raises:
         SpecError: As `time_sources`.
     """
-    found = time_sources(model, machine, source=source).times
+    return compare_times(time_sources(model, machine, source=source).times)
+
+
+def compare_times(found: Mapping[str, PhaseTimes]) -> list[SourceComparison]:
+    """Return the same iterations from every source that covers them, prompts first.
+
+    A source covers what lies inside the data it rests on; the roofline, which rests on none, covers everything.
+    Where no other source covers an iteration it is left out, so without any the list is empty.
+
+    Args:
+        found: Source to its phase times, "roofline" among them.
+    """
     rows = [_row("prompt", tokens, found) for tokens in COMPARED_PROMPT_TOKENS]
     rows += [_row("token", requests, found) for requests in COMPARED_REQUESTS]
     return [row for row in rows if len(row.seconds) > 1]

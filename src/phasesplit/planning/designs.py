@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import combinations
 
 from phasesplit.domain.cluster import Cluster, Pool, Role
 from phasesplit.planning.problem import AS_ASKED, Problem, Variation
@@ -55,11 +56,19 @@ def designs_of(problem: Problem) -> list[Design]:
 
 
 def divisions_of(problem: Problem) -> list[Design]:
-    """Return the designs over all machines that there are, each type perhaps in several roles."""
+    """Return the designs over the machines that there are, each type perhaps in several roles, or left out.
+
+    Placement does not know how fast a machine is, so that a cluster may do better without its slow ones.
+    """
     asked = [number for number, offer in enumerate(problem.offers) if not offer.variant_of]
-    found = [_all_of(problem, kind, [(Role.UNSPLIT, number) for number in asked]) for kind in _unsplit_kinds(problem)]
-    slots = [(role, number) for role in (Role.PROMPT, Role.TOKEN) for number in asked]
-    return found + [_all_of(problem, kind, slots) for kind in _split_kinds(problem)]
+    found = []
+    for size in range(len(asked), 0, -1):
+        for used in combinations(asked, size):
+            unsplit = [(Role.UNSPLIT, number) for number in used]
+            split = [(role, number) for role in (Role.PROMPT, Role.TOKEN) for number in used]
+            found += [_all_of(problem, kind, unsplit) for kind in _unsplit_kinds(problem)]
+            found += [_all_of(problem, kind, split) for kind in _split_kinds(problem)]
+    return found
 
 
 def variants_of(problem: Problem, base: Design) -> list[Design]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from phasesplit.domain.cluster import Cluster
 from phasesplit.planning.capacity import Capacity
 from phasesplit.planning.designs import Counts, Design
+from phasesplit.planning.drift import Day
 from phasesplit.planning.floors import Wall
 from phasesplit.planning.objective import Measure
 from phasesplit.planning.probe import Answer
@@ -72,6 +73,9 @@ class Plan:
         points: How the best split and the best unsplit design compare under other conditions.
         questions: Simulations asked for.
         complete: Whether it came to its end.
+        days: How the best split and the best unsplit design do over a day under each policy; empty if not asked for.
+        day_notes: What was left out of the days and why, a sentence each.
+        days_complete: Whether all days that were asked for are there.
     """
 
     problem: Problem
@@ -83,6 +87,9 @@ class Plan:
     points: list[Point] = field(default_factory=list)
     questions: int = 0
     complete: bool = True
+    days: list[Day] = field(default_factory=list)
+    day_notes: list[str] = field(default_factory=list)
+    days_complete: bool = True
 
     @property
     def best(self) -> Entry | None:
@@ -98,6 +105,25 @@ class Plan:
     def best_unsplit(self) -> Entry | None:
         """The best unsplit design, None where none keeps the SLO."""
         return next((one for one in self.entries if one.found.holds and not one.design.kind.is_split), None)
+
+    @property
+    def unsplit_side(self) -> list[Entry]:
+        """What a split has to beat: the best unsplit design, or several side by side; empty where none keeps the SLO.
+
+        Of machines that exist, each type may serve by itself, the load divided as they hold it: placement within one
+        cluster does not know that one machine is slower than another.
+        """
+        best = self.best_unsplit
+        if best is None or self.problem.objective is not None:
+            return [] if best is None else [best]
+        apart: dict[int, Entry] = {}
+        for entry in self.entries:
+            numbers = {number for _, number in entry.design.slots}
+            if entry.found.holds and not entry.design.kind.is_split and len(numbers) == 1:
+                apart.setdefault(numbers.pop(), entry)
+        given = all(self.problem.offers[number].existing is not None for number in apart)
+        together = sum(entry.rate_per_s for entry in apart.values())
+        return list(apart.values()) if given and together > best.rate_per_s else [best]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,8 +153,7 @@ class Planner:
         self._stage = "comparing on every seed"
         plan = self.plan
         split = plan.best_split
-        unsplit = plan.best_unsplit
-        finalists = [entry for entry in (split, unsplit) if entry is not None]
+        finalists = [*([] if split is None else [split]), *plan.unsplit_side]
         seeds = self.problem.seeds
         sets = {entry.design: [seeds, *((seed,) for seed in seeds)] for entry in finalists}
         if self.thorough:
@@ -180,32 +179,29 @@ class Planner:
             else entry
             for entry in plan.entries
         ]
-        split = plan.best_split
-        unsplit = plan.best_unsplit
-        has_both = {entry.design.kind.is_split for entry in plan.entries} == {True, False}
-        if has_both:
+        if {entry.design.kind.is_split for entry in plan.entries} == {True, False}:
+            split, side = plan.best_split, plan.unsplit_side
             plan.verdict = decide(
                 split.found.value if split else float("inf"),
-                unsplit.found.value if unsplit else float("inf"),
-                self._per_seed(split, unsplit),
+                sum(entry.found.value for entry in side) if side else float("inf"),
+                [] if split is None else self._per_seed(split, side),
                 str(self.problem.objective or RATE),
+                apart=len(side) > 1,
             )
 
-    def _per_seed(self, split: Entry | None, unsplit: Entry | None) -> list[float]:
+    def _per_seed(self, split: Entry, side: list[Entry]) -> list[float]:
         """Return the advantage of the split on each seed, of the objective per request/s of capacity."""
-        if split is None or unsplit is None:
-            return []
-        if self.problem.objective is None:
-            return [
-                advantage_of(-own.rate_per_s, -other.rate_per_s)
-                for own, other in zip(split.per_seed, unsplit.per_seed, strict=True)
-                if other.rate_per_s
-            ]
-        return [
-            advantage_of(split.found.value / own.rate_per_s, unsplit.found.value / other.rate_per_s)
-            for own, other in zip(split.per_seed, unsplit.per_seed, strict=True)
-            if own.rate_per_s and other.rate_per_s
-        ]
+        found = []
+        for index, own in enumerate(split.per_seed if side else ()):
+            unsplit_per_s = sum(entry.per_seed[index].rate_per_s for entry in side)
+            if not (own.rate_per_s and unsplit_per_s):
+                continue
+            if self.problem.objective is None:
+                found.append(advantage_of(-own.rate_per_s, -unsplit_per_s))
+            else:
+                value = sum(entry.found.value for entry in side)
+                found.append(advantage_of(split.found.value / own.rate_per_s, value / unsplit_per_s))
+        return found
 
     def _gain(self) -> None:
         """Find what one more server of each pool, and one more network card on each server, would buy."""

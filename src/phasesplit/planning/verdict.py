@@ -41,7 +41,7 @@ def advantage_of(split: float, unsplit: float) -> float:
     return (unsplit - split) / abs(unsplit)
 
 
-def decide(split: float, unsplit: float, per_seed: Sequence[float], what: str) -> Verdict:
+def decide(split: float, unsplit: float, per_seed: Sequence[float], what: str, *, apart: bool = False) -> Verdict:
     """Return the verdict.
 
     Args:
@@ -49,6 +49,7 @@ def decide(split: float, unsplit: float, per_seed: Sequence[float], what: str) -
         unsplit: Of the best unsplit design.
         per_seed: Advantage of the split per capacity, on each seed.
         what: What is compared, as a noun ("cost").
+        apart: The unsplit side is several clusters, one of each type of machine.
     """
     infinite = float("inf")
     if unsplit == infinite or split == infinite:
@@ -65,13 +66,13 @@ def decide(split: float, unsplit: float, per_seed: Sequence[float], what: str) -
     wins = share > EVEN or (abs(share) <= EVEN and middle > EVEN)
     agree = sum(one > 0 for one in per_seed) if wins else sum(one <= EVEN for one in per_seed)
     sure = agree == len(per_seed)
-    return Verdict(
-        split=wins, sure=sure, advantage=share, per_seed=tuple(per_seed), text=_text(wins, sure, share, per_seed, what)
-    )
+    text = _text(wins, sure, share, per_seed, what, apart=apart)
+    return Verdict(split=wins, sure=sure, advantage=share, per_seed=tuple(per_seed), text=text)
 
 
-def _text(wins: bool, sure: bool, share: float, per_seed: Sequence[float], what: str) -> str:
-    head = f"{'Split' if wins else 'Do not split'}: a split {_compared(share, what)}"
+def _text(wins: bool, sure: bool, share: float, per_seed: Sequence[float], what: str, *, apart: bool) -> str:
+    than = "unsplit machines, each type by itself" if apart else "the best unsplit cluster"
+    head = f"{'Split' if wins else 'Do not split'}: a split {_compared(share, what, than)}"
     if not per_seed:
         return f"{head}."
     per = "" if what == "rate" else "per request/s of capacity "
@@ -86,17 +87,16 @@ def _text(wins: bool, sure: bool, share: float, per_seed: Sequence[float], what:
     return f"{head} ({per}{spread} over {seeds}, + is for the split){doubt}."
 
 
-def _compared(share: float, what: str) -> str:
-    """Return what a split takes or holds, compared with the best unsplit cluster, as a verb and its object."""
-    than = "than the best unsplit cluster"
+def _compared(share: float, what: str, than: str) -> str:
+    """Return what a split takes or holds, compared with what is unsplit, as a verb and its object."""
     if what == "rate":
         if abs(share) <= EVEN:
-            return "holds the same rate as the best unsplit cluster"
-        return f"holds a {abs(share):.0%} {'higher' if share > 0 else 'lower'} rate {than}"
+            return f"holds the same rate as {than}"
+        return f"holds a {abs(share):.0%} {'higher' if share > 0 else 'lower'} rate than {than}"
     if abs(share) <= EVEN:
-        return f"takes as {'many' if what == 'machines' else 'much'} {what} as the best unsplit cluster"
+        return f"takes as {'many' if what == 'machines' else 'much'} {what} as {than}"
     less = "fewer" if what == "machines" else "less"
-    return f"takes {abs(share):.0%} {less if share > 0 else 'more'} {what} {than}"
+    return f"takes {abs(share):.0%} {less if share > 0 else 'more'} {what} than {than}"
 
 
 def _signed(share: float) -> str:

@@ -3,10 +3,13 @@
 import contextlib
 import os
 import re
+import secrets
 import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from phasesplit._version import __version__
@@ -30,6 +33,7 @@ _GIVE_UP_SOON = {  # else two minutes, and then the end of this process
     "RAY_gcs_rpc_server_connect_timeout_s": "2",
 }
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's ports are open to the network otherwise
+_SET_BY_RAY = "RAY_AUTH_MODE"  # when it starts a cluster, for good
 
 
 class RemoteDesk:
@@ -143,18 +147,27 @@ def _free_cpus(ray: Any, most: int | None) -> int:
 @contextlib.contextmanager
 def _connected(address: str, count: int | None) -> Iterator[Any]:
     """Yield the module `ray`, connected; a connection that the caller of phasesplit made is used and left alone."""
-    options: Mapping[str, Any] = {}
-    if address == "local":
-        settings = _QUIET | _LOOPBACK_ONLY
-        options = {
-            "num_cpus": count or usable_cores(),
-            "include_dashboard": False,
-            "object_store_memory": _LOCAL_STORE_BYTES,
-            "_node_ip_address": "127.0.0.1",
-        }
-    else:
-        settings = _QUIET | _GIVE_UP_SOON
-        _check_address(address)
+    with contextlib.ExitStack() as left_over:
+        options: Mapping[str, Any] = {}
+        if address == "local":
+            settings = _QUIET | _LOOPBACK_ONLY | {"RAY_AUTH_TOKEN": _own_token()}
+            options = {
+                "num_cpus": count or usable_cores(),
+                "include_dashboard": False,
+                "object_store_memory": _LOCAL_STORE_BYTES,
+                "_node_ip_address": "127.0.0.1",
+                "_temp_dir": left_over.enter_context(TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)),
+            }
+        else:
+            settings = _QUIET | _GIVE_UP_SOON
+            _check_address(address)
+        with _begun(address, settings, options) as ray:
+            yield ray
+
+
+@contextlib.contextmanager
+def _begun(address: str, settings: Mapping[str, str], options: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the module `ray`, connected with these settings of the environment and options of `ray.init`."""
     with _environment(settings):
         try:
             import ray
@@ -175,14 +188,26 @@ def _connected(address: str, count: int | None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set what is not set in the environment, for a while."""
-    added = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(added)
+    """Set what is not set in the environment, for a while; what Ray sets goes as well."""
+    before = {name: os.environ.get(name) for name in (*settings, _SET_BY_RAY)}
+    os.environ.update({name: value for name, value in settings.items() if before[name] is None})
     try:
         yield
     finally:
-        for name in added:
-            del os.environ[name]
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@cache
+def _own_token() -> str:
+    """Return the token of the clusters that this process starts; without one Ray makes one and keeps it in ~/.ray.
+
+    Always the same: Ray reads it once in a process.
+    """
+    return secrets.token_hex(32)
 
 
 def _check_address(address: str) -> None:
