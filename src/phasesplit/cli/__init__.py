@@ -11,6 +11,7 @@ import typer
 from phasesplit._version import __version__
 from phasesplit.cli import trace
 from phasesplit.cli.plan import plan
+from phasesplit.cli.reproduce import reproduce
 from phasesplit.cli.simulate import simulate
 from phasesplit.errors import InfeasibleError, SpecError, WorkerLostError
 
@@ -30,6 +31,7 @@ app = typer.Typer(
     help="Plan, simulate and run phase-split serving of large language models.",
 )
 app.command()(plan)
+app.command()(reproduce)
 app.command()(simulate)
 app.add_typer(trace.app, name="trace")
 

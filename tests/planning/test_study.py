@@ -1,0 +1,276 @@
+"""The published provisioning study: its cases, the ladder from published to right, and what it finds."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phasesplit.files.reproduction import load_stock
+from phasesplit.planning.drive import Memory, drive
+from phasesplit.planning.ladder import (
+    A100,
+    CAPPED,
+    DEFAULT,
+    H100,
+    PAPER_POWER,
+    REPORTED,
+    Rung,
+    Stock,
+    effective,
+    independent,
+    problem_at,
+)
+from phasesplit.planning.objective import Measure
+from phasesplit.planning.paper import COST_OPTIMAL, NOTHING, RERUN, RERUN_STEP_PER_S, TAGS
+from phasesplit.planning.probe import Question
+from phasesplit.planning.problem import Problem
+from phasesplit.planning.reasons import beside_paper, changes, why, why_bursty
+from phasesplit.planning.reproduction import Findings, Progress, reproduce, rungs_of
+from phasesplit.planning.study import (
+    BLOOM,
+    CODING,
+    CONVERSATION,
+    ISO_COST,
+    ISO_POWER,
+    LAYOUTS,
+    LLAMA,
+    Ask,
+    Bench,
+    Case,
+    Place,
+    held,
+    taken,
+)
+from phasesplit.planning.study_parts import parts
+from phasesplit.scheduling.rules import Rules
+from phasesplit.workers.here import InThisProcess
+from planning.studies import LESS_AT_EACH_RUNG, PER_MACHINE_PER_S, MadeUp, made_up_findings
+
+
+@pytest.fixture(scope="module")
+def stock() -> Stock:
+    return load_stock()
+
+
+@pytest.fixture(scope="module")
+def minute(stock: Stock) -> Bench:
+    """Return the study as the published simulator was run again: a minute of requests, one seed."""
+    return Bench(stock, 60.0, (0,))
+
+
+def at(stock: Stock, rung: Rung, model: str = BLOOM) -> Problem:
+    return problem_at(stock, rung, CONVERSATION, model, rate_per_s=70.0, duration_s=60.0, seeds=(0,))
+
+
+def rate_held(bench: Bench, case: Case, rung: Rung) -> float:
+    search: Any = held(bench, case, rung, bench.seeds)
+    workers: Any = InThisProcess(bench)
+    return float(drive({0: search}, workers, Memory())[0])
+
+
+def test_published_rung_is_the_published_setting(stock: Stock) -> None:
+    """The first column would not be the published study: other rules, times, arrivals or lengths."""
+    problem = at(stock, Rung.PUBLISHED)
+    assert problem.rules == Rules.as_published()
+    for offer, name in zip(problem.offers, (A100, H100, CAPPED), strict=True):
+        assert offer.times is stock.published[BLOOM, name]
+    assert problem.reference is stock.published[BLOOM, A100]
+    trace = problem.traffic.trace(70.0, 0)
+    gaps = np.diff(trace.arrival_s)
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.05)
+    assert trace.output_tokens.min() >= 2
+
+
+def test_default_rung_is_the_default(stock: Stock) -> None:
+    """The second column would not be what phasesplit says by default."""
+    problem = at(stock, DEFAULT)
+    assert problem.rules == Rules()
+    assert problem.model is stock.models[BLOOM]
+    assert problem.traffic.source is stock.workloads[CONVERSATION]
+    for offer, name in zip(problem.offers, (A100, H100, CAPPED), strict=True):
+        assert offer.times is stock.right[BLOOM, name]
+        assert offer.machine == replace(stock.machines[name], provisioned_w=offer.machine.provisioned_w)
+
+
+def test_only_the_last_rung_is_bursty(stock: Stock) -> None:
+    """Burstiness would be mixed up with other corrections, or real arrivals would be Poisson too."""
+    trace = problem_at(stock, Rung.BURSTY, CODING, BLOOM, rate_per_s=70.0, duration_s=600.0, seeds=(0,)).traffic.trace(
+        70.0, 0
+    )
+    gaps = np.diff(trace.arrival_s)
+    assert gaps.std() / gaps.mean() > 4
+    assert all(at(stock, rung).traffic.arrivals is not None for rung in Rung if rung < Rung.BURSTY)
+
+
+@pytest.mark.parametrize("rung", [Rung.DECODE, Rung.CONTEXT, Rung.TIMES])
+def test_token_times_by_batch_are_the_measured_ones(stock: Stock, rung: Rung) -> None:
+    """A correction to token times would not be the measurement: 63.8 ms for 64 requests of 512 tokens on DGX-H100."""
+    times = at(stock, rung).offers[1].times
+    assert float(times.token_time_s(64, 64 * 512)) == pytest.approx(63.8e-3, rel=0.01)
+    looked_up = at(stock, Rung.PUBLISHED).offers[1].times
+    assert float(looked_up.token_time_s(64, 0)) == pytest.approx(35.53e-3, rel=1e-3)
+
+
+def test_kv_of_grouped_heads_is_right_from_its_rung_on(stock: Stock) -> None:
+    """The effect of grouped-query attention would be lost or booked elsewhere."""
+    assert at(stock, Rung.SCHEDULER, LLAMA).model.kv_bytes_per_token == 2_621_440
+    assert at(stock, Rung.GQA, LLAMA).model.kv_bytes_per_token == 327_680
+
+
+def test_rungs_that_change_nothing_are_not_run(minute: Bench) -> None:
+    """The study would take longer than it must, or skip a rung that matters."""
+    assert Rung.CHUNKED not in rungs_of(minute, "HH", LLAMA)
+    assert Rung.TRANSFER not in rungs_of(minute, "H100", LLAMA)
+    assert Rung.GQA in rungs_of(minute, "HH", LLAMA)
+    assert Rung.GQA not in rungs_of(minute, "HH", BLOOM)
+    assert effective(Rung.GQA, split=True, grouped=False) == Rung.SCHEDULER
+    assert effective(Rung.CHUNKED, split=False, grouped=False) == Rung.CHUNKED
+
+
+def test_independent_lengths_keep_the_marginals(stock: Stock) -> None:
+    """The published lengths would have another distribution, or still the pairs of the trace."""
+    joint = stock.workloads[CONVERSATION].lengths
+    apart = independent(joint)
+    assert apart.mean_prompt_tokens == joint.mean_prompt_tokens
+    assert apart.mean_output_tokens == pytest.approx(joint.mean_output_tokens, rel=1e-3)
+    weights = apart.requests.astype(float)
+    assert abs(np.cov(apart.prompt_tokens, apart.output_tokens, fweights=apart.requests)[0, 1]) < 0.02 * math.sqrt(
+        np.cov(apart.prompt_tokens, aweights=weights) * np.cov(apart.output_tokens, aweights=weights)
+    )
+
+
+@pytest.mark.parametrize("workload", [CODING, CONVERSATION])
+def test_clusters_of_equal_power(workload: str) -> None:
+    """A cluster would be mistyped: the published notebook fills up what the prompt machines leave of 40 DGX-H100."""
+    for layout, counts in ISO_POWER[workload].items():
+        used = sum(n * PAPER_POWER[name] for n, name in zip(counts, LAYOUTS[layout], strict=True))
+        last = PAPER_POWER[LAYOUTS[layout][-1]]
+        assert used <= 40 * PAPER_POWER[H100] < used + 2 * last
+
+
+def test_clusters_of_equal_price(stock: Stock) -> None:
+    """A cluster would be mistyped: none may cost more than 40 DGX-H100."""
+    for layout, counts in ISO_COST.items():
+        cost = taken(stock, layout, counts, Measure.COST)
+        assert 0.99 * 40 * 38.08 <= cost <= 40 * 38.08
+
+
+def test_published_figures_name_their_source(stock: Stock) -> None:
+    """A figure would be printed as published although nobody knows where from."""
+    for part in parts(made_up_findings()):
+        for row in part.rows:
+            assert row.published.tag in TAGS or row.published == NOTHING
+
+
+@pytest.mark.parametrize("layout", RERUN)
+def test_published_setting_meets_the_rerun(minute: Bench, layout: str) -> None:
+    """Setting `published` would not give the published simulator's throughput to within a step of its grid."""
+    rate = rate_held(minute, Case(layout, ISO_POWER[CONVERSATION][layout], CONVERSATION), Rung.PUBLISHED)
+    on_grid = rate // RERUN_STEP_PER_S * RERUN_STEP_PER_S
+    assert abs(on_grid - RERUN[layout].number) <= RERUN_STEP_PER_S
+
+
+def test_published_optimum_is_about_the_least(minute: Bench) -> None:
+    """The paper's cheapest cluster would not keep the SLO, or one of 20 % fewer machines would."""
+    place = Place(Rung.PUBLISHED, CODING, BLOOM)
+    design = minute.design("HH", place)
+    answers = {counts: minute(Ask(place, Question(design, counts, 70.0, 0))) for counts in ((27, 3), (21, 3), (22, 2))}
+    assert [answer.holds for answer in answers.values()] == [True, False, False]
+
+
+def test_decode_time_takes_most_of_the_published_throughput(minute: Bench) -> None:
+    """The study's first finding would not show: right token times cost DGX-A100 token machines half their rate."""
+    case = Case("AA", ISO_POWER[CONVERSATION]["AA"], CONVERSATION)
+    ladder = {rung: rate_held(minute, case, rung) for rung in (Rung.PUBLISHED, Rung.DECODE)}
+    assert -0.6 < changes(ladder)[0].share < -0.4
+
+
+def test_changes_are_taken_one_after_the_other() -> None:
+    """A correction would be credited with what another one did."""
+    ladder = {Rung.PUBLISHED: 100.0, Rung.DECODE: 50.0, Rung.CHUNKED: 51.0, DEFAULT: 61.2, Rung.BURSTY: 30.6}
+    assert [(one.rung, round(one.share, 6)) for one in changes(ladder)] == [
+        (Rung.DECODE, -0.5),
+        (Rung.CHUNKED, 0.02),
+        (DEFAULT, 0.2),
+        (Rung.BURSTY, -0.5),
+    ]
+    assert why(ladder) == "decode time grows with the batch -50 %; joint lengths +20 %"
+    assert why_bursty(ladder) == "real burstiness -50 %"
+    assert "no correction" in why({Rung.PUBLISHED: 100.0, DEFAULT: 101.0})
+
+
+def test_nothing_is_said_beside_a_figure_that_is_not_known() -> None:
+    """A comparison with a figure that nobody published would be made up."""
+    assert beside_paper(NOTHING, 50.0, (49.0, 51.0)) == ""
+    assert "within one step" in beside_paper(RERUN["H100"], 117.0, (117.0, 119.0), RERUN_STEP_PER_S)
+    assert "beyond one step" in beside_paper(RERUN["H100"], 99.0, (), RERUN_STEP_PER_S)
+
+
+def test_whole_study_over_made_up_simulations() -> None:
+    """A row would be missing, or would show another cluster's figure."""
+    found = made_up_findings()
+    shown = {part.title[:2].rstrip("."): part for part in parts(found)}
+    assert list(shown) == ["1", "2a", "2b", "3", "4", "5a", "5b", "6a", "6b", "7"]
+    first = shown["2a"].rows[0]
+    assert first.what == "Baseline-A100 70"
+    assert first.ours[Rung.PUBLISHED].number == pytest.approx(70 * PER_MACHINE_PER_S, rel=0.011)
+    assert first.ours[Rung.BURSTY].number == pytest.approx(70 * PER_MACHINE_PER_S * (1 - LESS_AT_EACH_RUNG), rel=0.011)
+    ratio = next(row for row in shown["2a"].rows if row.what == "Splitwise-AA / Baseline-A100")
+    assert ratio.ours[Rung.PUBLISHED].number == pytest.approx(1.0, rel=0.02)
+    optimum = shown["1"].rows[0]
+    assert optimum.published == COST_OPTIMAL
+    assert optimum.ours[Rung.PUBLISHED].number == pytest.approx(math.ceil(70 / PER_MACHINE_PER_S + 0.01) * 38.08)
+    for part in shown.values():
+        for row in part.rows:
+            assert row.ours
+            assert set(row.ours) <= set(REPORTED)
+            assert row.why
+
+
+def test_quick_study_leaves_out_only_published_divisions() -> None:
+    """A quick study would lose rows that are no slower than the others."""
+    whole, quick = parts(made_up_findings()), parts(made_up_findings(thorough=False))
+    assert [[row.what for row in part.rows] for part in whole] == [[row.what for row in part.rows] for part in quick]
+    for before, after in zip(whole, quick, strict=True):
+        for row, other in zip(before.rows, after.rows, strict=True):
+            assert dict(row.ours) == dict(other.ours) or "divided anew" in row.what
+
+
+def test_bench_travels_without_what_it_has_drawn(minute: Bench) -> None:
+    """Workers in other processes would be sent traces by the megabyte, or other problems."""
+    import pickle
+
+    packed = pickle.dumps(minute)
+    assert len(packed) < 2_000_000
+    other = pickle.loads(packed)  # noqa: S301 - packed a moment ago
+    place = Place(Rung.PUBLISHED, CODING, BLOOM)
+    ask = Ask(place, Question(minute.design("HH", place), (27, 3), 20.0, 0))
+    assert other(ask) == minute(ask)
+
+
+def test_progress_counts_searches_to_their_end(stock: Stock) -> None:
+    """A person would see a study that is never done, or done before it is."""
+    steps: list[Progress] = []
+    reproduce(Bench(stock, 60.0, (0,)), MadeUp(), steps.append, thorough=False)
+    assert [step.questions for step in steps] == list(range(1, len(steps) + 1))
+    assert all(before.done <= after.done for before, after in pairwise(steps))
+    assert 0.9 * steps[-1].searches <= steps[-1].done <= steps[-1].searches
+    assert steps[0].done == 0
+
+
+def test_row_that_hangs_on_little_says_so() -> None:
+    """A figure that 5 % of a limit would double, or that jumps by itself, would be read as sound."""
+    sound = made_up_findings()
+    doubled = replace(sound, loose={key: 2 * rate for key, rate in sound.loose.items()})
+    case = Case("HHcap", ISO_POWER[CODING]["HHcap"], CONVERSATION)
+    jumping = replace(sound, rates=sound.rates | {(case, Rung.JOINT): 2 * sound.rates[case, Rung.JOINT]})
+
+    def hanging(found: Findings) -> set[str]:
+        return {row.what for part in parts(found) for row in part.rows if "hangs on little" in " ".join(row.why)}
+
+    assert hanging(sound) == set()
+    assert "Baseline-A100 70" in hanging(doubled)
+    assert hanging(jumping) == {"Splitwise-HHcap 35P 7T against 25P 21T"}
