@@ -12,8 +12,9 @@ from typing import Any
 
 from phasesplit import _jit
 from phasesplit.errors import InfeasibleError, WorkerLostError
+from phasesplit.files.asking import Asked
 from phasesplit.files.journal import FileJournal
-from phasesplit.files.problems import Asked, read_problem
+from phasesplit.files.problems import read_problem
 from phasesplit.planning.capacity import capacity
 from phasesplit.planning.days import Ahead, days_ahead
 from phasesplit.planning.designs import designs_of

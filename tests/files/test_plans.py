@@ -6,9 +6,10 @@ from typing import Any
 import orjson
 import pytest
 
+from phasesplit.files.asking import Asked
 from phasesplit.files.plans import cluster_spec, pareto_designs, plan_summary, winner_result
 from phasesplit.files.policies import parse_policy
-from phasesplit.files.problems import Asked, read_problem
+from phasesplit.files.problems import read_problem
 from phasesplit.planning.objective import Measure
 from phasesplit.planning.plan import Plan
 from phasesplit.planning.sensitivity import Axis, Point

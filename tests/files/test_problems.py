@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from phasesplit.errors import SpecError
+from phasesplit.files.asking import Asked
 from phasesplit.files.journal import problem_digest
-from phasesplit.files.problems import Asked, read_problem
+from phasesplit.files.problems import read_problem
 from phasesplit.files.specs import load_machine
 from phasesplit.planning.objective import Measure
 from phasesplit.planning.problem import Problem
@@ -171,6 +172,7 @@ def test_a_misspelt_field_of_the_workload_is_compared_with_the_workloads_fields(
         ({"workload": PERCENTILES}, "--rate: missing"),
         ({"workload": {**PERCENTILES, "prompt": "p50"}}, "--prompt-percentiles: got 'p50'"),
         ({"rules": {"elastic": "false"}}, "every design sets it itself"),
+        ({"arrivals": "diurnal:amplitude=0.5"}, "--arrivals diurnal:amplitude=0.5: a trace shorter than the period"),
         ({"times": "oracle"}, "source of phase times: unknown name 'oracle'"),
         ({"times": "roofline", "profile": "x.csv"}, "allowed is auto where the published rules, a profile"),
         ({"power_caps": "10%"}, "power cap: got '10%'"),

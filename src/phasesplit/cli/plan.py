@@ -11,7 +11,7 @@ from phasesplit.cli.plan_outputs import checked_plan_outputs, tell
 from phasesplit.errors import SpecError
 
 if TYPE_CHECKING:
-    from phasesplit.files.problems import Asked
+    from phasesplit.files.asking import Asked
     from phasesplit.planning.plan import Plan
 
 _COMPILING = "compiling the simulation kernel, once for this version (about half a minute) ..."

@@ -12,8 +12,8 @@ import typer
 from phasesplit.errors import InfeasibleError, SpecError
 
 if TYPE_CHECKING:
+    from phasesplit.files.asking import Asked
     from phasesplit.files.plan_sources import MachineSources
-    from phasesplit.files.problems import Asked
     from phasesplit.planning.plan import Plan
     from phasesplit.simulation.result import Result
 

@@ -22,7 +22,7 @@ from phasesplit.planning.sensitivity import Axis, flips
 from phasesplit.simulation.result import Result
 
 if TYPE_CHECKING:
-    from phasesplit.files.problems import Asked
+    from phasesplit.files.asking import Asked
     from phasesplit.files.schema import ClusterSpec
 
 

@@ -1,0 +1,333 @@
+"""The question of a plan, made out of a checked spec: machines, traffic, rate, length of traces, contradictions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phasesplit.domain.arrival_text import parse_arrivals
+from phasesplit.domain.arrivals import Diurnal
+from phasesplit.domain.slo_text import parse_slo
+from phasesplit.errors import SpecError
+from phasesplit.files.catalog import reference_times
+from phasesplit.files.day import read_day
+from phasesplit.files.offers import Offers
+from phasesplit.files.specs import load_machine, load_model
+from phasesplit.planning.designs import designs_of, divisions_of
+from phasesplit.planning.floors import Floors
+from phasesplit.planning.most import Stretch
+from phasesplit.planning.objective import UNITS, Measure, of_one
+from phasesplit.planning.problem import Offer, Problem
+from phasesplit.planning.traffic import Traffic
+
+if TYPE_CHECKING:
+    from phasesplit.domain.arrivals import ArrivalModel
+    from phasesplit.domain.request import Trace
+    from phasesplit.domain.workload import Workload
+    from phasesplit.files.plan_schema import PlanSpec, WorkloadSpec
+    from phasesplit.scheduling.autoscaling import Policy
+    from phasesplit.scheduling.rules import Rules
+
+LEAST_DURATION_S = 120.0
+REQUESTS = 10_000
+"""Each simulated trace lasts LEAST_DURATION_S, or longer until so many requests have come."""
+MOST_REQUESTS = 1_000_000
+"""A plan simulates hundreds of traces; one of this length takes about a second."""
+
+_POWER_CAPS = (0.7, 0.5)
+_POWERED = (Measure.POWER, Measure.ENERGY, Measure.CARBON)
+_SET_BY_DESIGNS = ("elastic", "unsplit_batching")
+Where = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A plan's question, and what its answer needs to name files by.
+
+    Attributes:
+        problem: The problem; its rate stands for one where `baseline` has to be found first.
+        baseline: The problem whose machines, all unsplit, hold the rate that the plan is for; None: the rate is known.
+        written: Name of a machine to how it was written.
+        model: How the model was written.
+        source: How the trace or workload was written, "" where percentiles were typed in.
+        options: Options with which `phasesplit simulate` has the same requests, times and prices.
+        times: Source of phase times, as for `catalog.phase_times`.
+        notes: What to tell, a sentence each.
+        day: Policies of one's own for a day, by how they were written, beside those fitted; None: no day.
+    """
+
+    problem: Problem
+    baseline: Problem | None
+    written: Mapping[str, str]
+    model: str
+    source: str
+    options: tuple[str, ...]
+    times: str
+    notes: tuple[str, ...]
+    day: "Mapping[str, Policy] | None" = None
+
+    def at(self, rate_per_s: float) -> Problem:
+        """Return the problem at another rate, the length of its traces unchanged."""
+        return replace(self.problem, traffic=replace(self.problem.traffic, rate_per_s=rate_per_s))
+
+
+class Reader:
+    """Makes a question out of a spec.
+
+    Args:
+        spec: The spec.
+        where: From a field to how the person knows its place.
+    """
+
+    def __init__(self, spec: "PlanSpec", where: Where) -> None:
+        self.spec = spec
+        self.where = where
+
+    def asked(self) -> Asked:
+        """Return the question.
+
+        Raises:
+            SpecError: Something is missing, unknown, not allowed or contradictory.
+        """
+        spec, where = self.spec, self.where
+        self._refuse_contradictions()
+        rules = self._rules()
+        model = load_model(spec.model)
+        machine = load_machine(spec.reference, where=where("reference"))
+        slo = parse_slo(spec.slo, where("slo"))
+        reference = reference_times(model, machine, published=rules.published, source=spec.times)
+        if reference is None and slo.needs_reference:
+            raise SpecError(
+                f"{where('reference')}: model {model.name} does not fit on {machine.name}, which the slowdowns of the"
+                f" SLO compare with; name another reference, or an SLO of times such as ttft_p99<2s"
+            )
+        budgets = dict(spec.within)
+        baseline = self._baseline(Offers(model=model, rules=rules, profile=spec.profile, source=spec.times))
+        objective: Measure | None = spec.minimize or Measure.COST
+        if spec.maximize or spec.existing or spec.preset in _BUDGETS_OF_PRESETS:
+            objective = None
+        if baseline is not None and spec.preset in _BUDGETS_OF_PRESETS:
+            measure = _BUDGETS_OF_PRESETS[spec.preset]
+            budgets[measure] = min(budgets.get(measure, float("inf")), self._taken(baseline, measure))
+        offers = self._offers(
+            Offers(model=model, rules=rules, profile=spec.profile, source=spec.times), objective, budgets
+        )
+        source, notes = self._source()
+        problem = Problem(
+            model=model,
+            offers=tuple(offers.offers),
+            traffic=Traffic(
+                source=source, rate_per_s=spec.rate or 1.0, duration_s=LEAST_DURATION_S, arrivals=self._arrivals()
+            ),
+            slo=slo,
+            objective=objective,
+            budgets=budgets,
+            reference=reference,
+            seeds=spec.seeds,
+            rules=rules,
+            most_servers=spec.most_servers,
+            **({} if spec.grid_intensity is None else {"grid_kg_per_kwh": spec.grid_intensity}),
+        )
+        self._refuse_what_no_machine_fits(problem)
+        return self._timed(problem, baseline, offers, notes)
+
+    def _timed(self, problem: Problem, baseline: Offer | None, offers: Offers, notes: list[str]) -> Asked:
+        """Return the question with a rate and a length of its traces."""
+        spec = self.spec
+        held = None
+        if spec.preset == "iso-throughput":
+            assert baseline is not None  # noqa: S101 - presets have one
+            held = replace(problem, offers=(baseline,), objective=None, budgets={})
+        if problem.objective is None or held is not None:
+            rate = _expected_rate_per_s(held or problem)
+        else:
+            rate = spec.rate or self._own_rate(problem.traffic.source)
+        duration_s = spec.duration or min(max(LEAST_DURATION_S, REQUESTS / rate), 1e7)
+        if rate * duration_s > MOST_REQUESTS:
+            where = self.where("duration")
+            raise SpecError(
+                f"{where}: {rate:,.6g} requests/s over {duration_s:,.6g} s are {rate * duration_s:,.0f} a trace,"
+                f" allowed are {MOST_REQUESTS:,} at most: give a shorter {where}"
+            )
+        traffic = replace(problem.traffic, rate_per_s=rate, duration_s=duration_s)
+        problem = replace(problem, traffic=traffic)
+        return Asked(
+            problem=problem,
+            baseline=None if held is None else replace(held, traffic=traffic),
+            written=offers.written,
+            model=spec.model,
+            source=spec.workload.source or "",
+            options=self._options(),
+            times=spec.times,
+            notes=(*offers.left_out, *notes),
+            day=read_day(spec, self.where, problem, rate_known=problem.objective is not None and held is None),
+        )
+
+    def _options(self) -> tuple[str, ...]:
+        """Return what `phasesplit simulate` has to be told besides the cluster, the rate and the duration."""
+        spec, workload = self.spec, self.spec.workload
+        given = {
+            "--arrivals": spec.arrivals,
+            "--format": workload.format,
+            "--columns": workload.columns,
+            "--time-unit": workload.time_unit,
+            "--slo": spec.slo,
+            "--reference": spec.reference,
+            "--profile": spec.profile,
+            "--times": None if spec.times == "auto" else spec.times,
+            "--grid-intensity": None if spec.grid_intensity is None else repr(spec.grid_intensity),
+        }
+        words = [word for option, value in given.items() if value is not None for word in (option, value)]
+        flags = {"--skip-bad": workload.skip_bad, "--sort": workload.sort}
+        return (*words, *(flag for flag, on in flags.items() if on))
+
+    def _refuse_contradictions(self) -> None:
+        spec, where = self.spec, self.where
+        for one, other, why in _CONTRADICTIONS:
+            if getattr(spec, one) and getattr(spec, other):
+                raise SpecError(f"{where(one)} and {where(other)}: {why}")
+        if not (spec.machines or spec.existing):
+            raise SpecError(f"{where('machines')}: missing, say which machines there are to choose from")
+        if spec.maximize and not (spec.within or spec.existing):
+            raise SpecError(f"{where('maximize')}: needs a budget, such as {where('within')} cost=1500")
+        if bool(spec.preset) != bool(spec.baseline):
+            asked, missing = ("preset", "baseline") if spec.preset else ("baseline", "preset")
+            raise SpecError(f"{where(asked)}: needs {where(missing)} as well")
+        if spec.preset and (spec.maximize or (spec.minimize and spec.preset in _BUDGETS_OF_PRESETS)):
+            raise SpecError(f"{where('preset')} {spec.preset}: says itself what to look for, leave out the objective")
+        if spec.rate and (spec.maximize or spec.existing or spec.preset):
+            raise SpecError(f"{where('rate')}: is what the plan looks for here, leave it out")
+        if spec.workload.source and (spec.workload.prompt or spec.workload.output):
+            raise SpecError(f"{where('workload')}: a trace or workload, or percentiles of lengths, not both")
+
+    def _rules(self) -> "Rules":
+        from phasesplit.files.rules import rules_from
+
+        settings, where = self.spec.rules, self.where("rules")
+        for name in settings:
+            if name.replace("-", "_") in _SET_BY_DESIGNS:
+                raise SpecError(f"{where}, field {name}: every design sets it itself, leave it out")
+        published = {name: value for name, value in settings.items() if name == "published"}
+        return rules_from(settings, where, rules_from(published, where))
+
+    def _offers(self, offers: Offers, objective: Measure | None, budgets: Mapping[Measure, float]) -> Offers:
+        spec, where = self.spec, self.where
+        caps = spec.power_caps
+        if caps is None:
+            powered = not offers.rules.published and any(one in _POWERED for one in (objective, *budgets))
+            caps = _POWER_CAPS if powered else ()
+        if spec.existing:
+            offers.add(tuple(spec.existing), where("existing"), existing=spec.existing)
+        else:
+            offers.add(spec.machines or (), where("machines"), degrees=spec.tensor_parallel, caps=caps)
+        return offers
+
+    def _baseline(self, offers: Offers) -> Offer | None:
+        """Return the machines that a preset compares with."""
+        if self.spec.baseline is None:
+            return None
+        where = self.where("baseline")
+        count, colon, name = self.spec.baseline.partition(":")
+        if not colon or not count.isdecimal() or not 1 <= int(count) <= 100_000:
+            raise SpecError.bad(where, self.spec.baseline, "SERVERS:MACHINE, such as 40:dgx-h100")
+        offers.add([name], where, existing={name: int(count)})
+        return offers.offers[0]
+
+    def _taken(self, baseline: Offer, measure: Measure) -> float:
+        """Return what the baseline takes of a measure, of what it provisions and rents."""
+        machine = baseline.machine
+        return (baseline.existing or 0) * machine.instances_per_server * of_one(measure, machine, 0.0)
+
+    def _refuse_what_no_machine_fits(self, problem: Problem) -> None:
+        for measure, most in problem.budgets.items():
+            least = {
+                offer.machine.name: of_one(measure, offer.machine, problem.grid_kg_per_kwh)
+                * offer.machine.instances_per_server
+                for offer in problem.offers
+            }
+            name = min(least, key=lambda one: least[one])
+            if least[name] > most:
+                raise SpecError(
+                    f"{self.where('within')} {measure}: {most:,.6g} {UNITS[measure]} is less than one server takes,"
+                    f" {name} takes {least[name]:,.6g}"
+                )
+
+    def _arrivals(self) -> "ArrivalModel | None":
+        text, where = self.spec.arrivals, self.where("arrivals")
+        model = None if text is None else parse_arrivals(text, where)
+        short = isinstance(model, Diurnal) and (self.spec.duration or LEAST_DURATION_S) < model.period_s
+        if short and self.spec.day is None:
+            raise SpecError(
+                f"{where} {text}: a trace shorter than the period sees neither its peak nor its mean; leave it out and"
+                f" give the peak's rate, with {self.where('day')} for how the day goes"
+            )
+        return model
+
+    def _source(self) -> tuple["Workload | Trace", list[str]]:
+        """Return the workload or the trace, and what to tell of rows that were dropped."""
+        spec, where = self.spec.workload, self.where
+        if spec.source is None:
+            return self._from_percentiles(spec), []
+        if spec.source == "-" or Path(spec.source).exists() or set(spec.source) & set("./\\"):
+            from phasesplit.files.traces import read_trace
+
+            trace, count = read_trace(
+                spec.source,
+                format=spec.format,
+                columns=spec.columns,
+                time_unit=spec.time_unit,
+                skip_bad=spec.skip_bad,
+                sort=spec.sort,
+            )
+            return trace, [f"{spec.source}: {count}"] if count.dropped else []
+        from phasesplit.files.workloads import load_workload, workload_names
+
+        if spec.source not in workload_names():
+            raise SpecError.unknown(f"{where('workload.source')} (no such file)", spec.source, workload_names())
+        for option in ("format", "columns", "time_unit", "skip_bad", "sort"):
+            if getattr(spec, option):
+                raise SpecError(
+                    f"{where(f'workload.{option}')}: only for a trace file, and {spec.source} is a shipped workload"
+                )
+        return load_workload(spec.source), []
+
+    def _from_percentiles(self, spec: "WorkloadSpec") -> "Workload":
+        from phasesplit.domain.percentiles import workload_from_percentiles
+
+        for given, missing in (("prompt", "output"), ("output", "prompt")):
+            if not getattr(spec, missing):
+                there = f", beside {self.where(f'workload.{given}')}" if getattr(spec, given) else ""
+                raise SpecError(f"{self.where(f'workload.{missing}')}: missing{there}")
+        if not (self.spec.rate or self.spec.maximize or self.spec.existing or self.spec.preset):
+            raise SpecError(f"{self.where('rate')}: missing, percentiles of lengths say nothing of it")
+        assert spec.prompt is not None and spec.output is not None  # noqa: S101, PT018 - checked above
+        return workload_from_percentiles(spec.prompt, spec.output, self.spec.rate or 1.0, arrivals=self._arrivals())
+
+    def _own_rate(self, source: "Workload | Trace") -> float:
+        if not source.rate_per_s:
+            raise SpecError(f"{self.where('rate')}: missing, all requests of {source.name} arrive at one instant")
+        return source.rate_per_s
+
+
+_BUDGETS_OF_PRESETS = {"iso-power": Measure.POWER, "iso-cost": Measure.COST}
+_CONTRADICTIONS = (
+    ("minimize", "maximize", "give one of the two"),
+    ("existing", "machines", "the machines that exist are all there are, leave out one of the two"),
+    ("existing", "minimize", "what exists is paid for; leave out one of the two"),
+    ("existing", "within", "all that exists is used, there is nothing to keep within a budget"),
+    ("existing", "preset", "give one of the two"),
+    ("existing", "tensor_parallel", "say it in the machine's name: dgx-h100/tp4=10"),
+    ("existing", "power_caps", "say it in the machine's name: dgx-h100@50%=10"),
+)
+
+
+def _expected_rate_per_s(problem: Problem) -> float:
+    """Return about the rate that a plan will find: half of what no unsplit design can exceed."""
+    floors = Floors(problem)
+    given = any(offer.existing is not None for offer in problem.offers)
+    rates = [1e-3]
+    for design in divisions_of(problem) if given else designs_of(problem):
+        if not design.kind.is_split:
+            search = Stretch(problem=problem, floors=floors, design=design, seeds=problem.seeds)
+            rates += [floors.rate_per_s(design, counts) for counts in search.cells()]
+    return max(rates) / 2
