@@ -115,6 +115,7 @@ def test_a_torn_header_begins_anew(tmp_path: Path, problem: Problem, questions: 
         {"grid_intensity": 0.1},
         {"rules": {"transfer": "serialized"}},
         {"arrivals": "poisson"},
+        {"within": "energy=100kW"},
     ],
 )
 def test_a_journal_of_another_problem_is_refused(tmp_path: Path, problem: Problem, change: dict[str, Any]) -> None:
@@ -125,8 +126,17 @@ def test_a_journal_of_another_problem_is_refused(tmp_path: Path, problem: Proble
         FileJournal(file, asked(**change))
 
 
+def test_two_plans_do_not_share_a_journal(tmp_path: Path, problem: Problem) -> None:
+    """Each would cut off what the other has just written."""
+    file = tmp_path / "journal"
+    with FileJournal(file, problem), pytest.raises(SpecError, match="another plan is using this journal"):
+        FileJournal(file, problem)
+    with FileJournal(file, problem):
+        pass
+
+
 def test_answers_serve_every_question_about_the_same_simulations(problem: Problem) -> None:
-    """The same simulations would be done again for another budget, objective, rate or number of seeds."""
+    """The same simulations would be done again for another budget of machines, objective, rate or number of seeds."""
     digest = problem_digest(problem)
     assert digest == problem_digest(asked())
     assert digest == problem_digest(asked(rate=7, seeds=5, within="cost=900"))

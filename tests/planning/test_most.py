@@ -127,7 +127,7 @@ def test_too_many_divisions_are_refused() -> None:
     """If wrong, a large inventory is searched for days."""
     made = problem(*(offer(str(number), existing=99) for number in range(3)), objective=None)
     split = next(one for one in divisions_of(made) if one.kind == Kind.STATIC)
-    with pytest.raises(SpecError, match="ways to divide the machines"):
+    with pytest.raises(SpecError, match="ways to divide them"):
         divisions(made, split)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from phasesplit.domain.slo import Limit, Slo
 from phasesplit.domain.workload import LengthTable
+from phasesplit.errors import WorkerLostError
 from phasesplit.planning.designs import Kind, design
 from phasesplit.planning.objective import Measure
 from phasesplit.planning.plan import Plan, Step
@@ -102,6 +103,32 @@ def test_the_same_plan_twice_is_equal_whatever_the_workers() -> None:
     assert first.grid
     assert first.best is not None
     assert first.best.found.counts in first.grid
+
+
+def test_a_plan_whose_workers_are_lost_keeps_what_it_knows() -> None:
+    """If wrong, minutes of answers are thrown away with the last one that memory had no room for."""
+    made = long_prompts()
+    prober = Prober(made)
+    whole = planned(made)
+    for allowed in (0, whole.questions - 1):
+        left = [allowed]
+
+        def answer(question: Question, left: list[int] = left) -> Answer:
+            if not left[0]:
+                raise WorkerLostError("a worker process was ended by signal 9 (Killed)")
+            left[0] -= 1
+            return prober(question)
+
+        if not allowed:
+            with pytest.raises(WorkerLostError):
+                planned(made, answer)
+            continue
+        plan = planned(made, answer)
+        assert not plan.complete
+        assert "signal 9" in plan.lost
+        assert plan.best is not None
+        assert whole.best is not None
+        assert plan.best.found.counts == whole.best.found.counts
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 0.7, 0.95])

@@ -15,7 +15,7 @@ from phasesplit.planning.designs import Counts, Design, Kind, design
 from phasesplit.planning.drive import Memory, drive
 from phasesplit.planning.floors import Floors
 from phasesplit.planning.objective import Measure
-from phasesplit.planning.probe import Answer, Prober, Question, value_of
+from phasesplit.planning.probe import OVER_BUDGET, Answer, Prober, Question, value_of
 from phasesplit.planning.problem import AS_ASKED, Problem
 from phasesplit.planning.search import EXACT_CELLS, RESOLUTION, Found, Hunt, Stopped
 from planning.problems import LOOSE, Answering, holding, offer, problem, searched
@@ -211,6 +211,21 @@ def test_it_equals_brute_force_on_any_answers_where_there_are_few_cells() -> Non
         assert found.value == pytest.approx(best)
 
     check()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_draws_too_much_on_any_seed_does_not_take_fewer_machines_along(seed: int) -> None:
+    """If wrong, a budget for power drawn hides the smaller clusters that keep within it."""
+    made = problem(rate=0.01, seeds=(0, 1, 2), budgets={Measure.ENERGY: 3_000.0}, objective=Measure.MACHINES)
+    chosen = design(made, Kind.ELASTIC, [0, 0])
+
+    def answer(question: Question) -> Answer:
+        slow = faked(made, lambda one, two: one + two >= 9)(question)
+        if sum(question.counts) > 10 and question.seed == seed:
+            return slow._replace(holds=False, worst=1.5, wall=f"{OVER_BUDGET} {Measure.ENERGY}")
+        return slow
+
+    assert searched(hunt(made, chosen).run(), answer).value == 9
 
 
 def test_what_keeps_no_slo_says_what_came_nearest() -> None:

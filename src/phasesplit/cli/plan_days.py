@@ -10,9 +10,8 @@ import typer
 from phasesplit.domain.money import JOULES_PER_KWH
 from phasesplit.files.plans import policy_name, policy_setting
 from phasesplit.planning.days import day_verdict
-from phasesplit.planning.designs import Design
+from phasesplit.planning.designs import Design, counts_text
 from phasesplit.planning.drift import Day
-from phasesplit.planning.misses import counts_text
 from phasesplit.planning.plan import Plan
 
 if TYPE_CHECKING:

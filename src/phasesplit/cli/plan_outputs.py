@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from phasesplit.errors import InfeasibleError, SpecError
+from phasesplit.errors import InfeasibleError, SpecError, WorkerLostError
 
 if TYPE_CHECKING:
     from phasesplit.files.asking import Asked
@@ -52,6 +52,7 @@ def tell(asked: "Asked", made: "Plan", outputs: dict[str, Path], began_s: float,
 
     Raises:
         InfeasibleError: Nothing keeps the SLO.
+        WorkerLostError: Workers were lost on the way; what was known by then is printed.
     """
     from phasesplit.files.plan_sources import plan_sources
     from phasesplit.files.plans import plan_summary, winner_result
@@ -77,6 +78,8 @@ def tell(asked: "Asked", made: "Plan", outputs: dict[str, Path], began_s: float,
             typer.echo(f"wrote {path}")
         if finished and "write" in outputs and asked.source and asked.source != "-":
             typer.echo(f"simulate it: {simulation_command(asked, made, outputs['write'])}")
+    if made.lost:
+        raise WorkerLostError(made.lost)
     if not (made.complete and made.days_complete):
         return _INTERRUPTED
     if made.best is None:

@@ -2,20 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from phasesplit.cli.plan_days import print_days
 from phasesplit.cli.sources_view import print_sources
 from phasesplit.files.plan_sources import MachineSources
-from phasesplit.planning.misses import counts_text, refusal
+from phasesplit.planning.designs import counts_text
+from phasesplit.planning.misses import refusal
 from phasesplit.planning.objective import UNITS, Measure
 from phasesplit.planning.plan import Entry, Plan
 from phasesplit.planning.problem import Problem
-from phasesplit.planning.sensitivity import LENGTH, Axis, Point, flips
+from phasesplit.planning.sensitivity import LENGTH, Axis, Point, changes, flips
 
 _WIDEST = 120
-_EVEN = 0.005
 
 
 def opening_line(problem: Problem, rate_known: bool, source: str, width: str) -> str:
@@ -69,7 +68,8 @@ def print_plan(plan: Plan, elapsed_s: float, sources: Sequence[MachineSources] =
     for source, users in _sources(plan.problem).items():
         console.print(Text(f"phase times ({', '.join(users)}): {source}", "dim"))
     seeds = ", ".join(str(seed) for seed in plan.problem.seeds)
-    stopped = "" if plan.complete else "; interrupted, so there may be better"
+    why = plan.lost or "interrupted"
+    stopped = "" if plan.complete else f"; {why}: there may be better"
     console.print(Text(f"{plan.questions:,} simulations, seeds {seeds}, {elapsed_s:,.3g} s{stopped}", "dim"))
 
 
@@ -150,8 +150,7 @@ def _print_binding(console: Any, plan: Plan) -> None:
         wall = max(plan.walls, key=lambda one: one.share)
         console.print(f"Scarcest at the least it can need: {wall.resource} of {wall.where}, {wall.share:.0%}.")
     for gain in plan.gains:
-        share = gain.rate_per_s / gain.base_per_s - 1 if gain.base_per_s else 0.0
-        more = f"{share:+.1%}" if abs(share) > _EVEN else "nothing"
+        more = f"{gain.more_per_s / gain.base_per_s:+.1%}" if gain.is_resolved and gain.base_per_s else "nothing"
         console.print(f"With {gain.what}: {gain.rate_per_s:,.3g} requests/s ({more}).")
     if plan.gains:
         console.print()
@@ -180,8 +179,7 @@ def flip_texts(axis: Axis, points: list[Point], rate_per_s: float) -> list[str]:
         rate_per_s: The rate that factors of the rate are of.
     """
     texts = []
-    changes = [left for left, right in pairwise(points) if left.lead != right.lead and max(left.lead, right.lead) > 0]
-    for left, (low, high) in zip(changes, flips(points), strict=True):
+    for (left, _), (low, high) in zip(changes(points), flips(points), strict=True):
         at = _place(axis, low, rate_per_s)
         if high != low:
             at = f"somewhere from {at} to {_place(axis, high, rate_per_s)}"

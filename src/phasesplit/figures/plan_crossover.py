@@ -8,7 +8,7 @@ from phasesplit.figures import readable
 from phasesplit.figures.plan_tables import factor
 from phasesplit.figures.style import colour, note, title
 from phasesplit.planning.plan import Plan
-from phasesplit.planning.sensitivity import Axis, Point, flips
+from phasesplit.planning.sensitivity import Axis, Point, changes, flips
 
 AXIS_NAMES = {
     Axis.RATE: "Request rate",
@@ -44,9 +44,8 @@ def draw_crossover(axes: Any, plan: Plan, axis: Axis) -> None:
     for point in points:
         if isnan(point.advantage):
             _say_why(axes, point, low, high)
-    for left, right in flips(points):
-        rising = [point.lead for point in points if point.factor <= left][-1] <= 0
-        _mark_flip(axes, left, right, (low, high), rising=rising)
+    for (before, _), (left, right) in zip(changes(points), flips(points), strict=True):
+        _mark_flip(axes, left, right, (low, high), rising=before.lead <= 0)
     factors = [point.factor for point in points]
     span = factors[-1] / factors[0]
     axes.set(xscale="log", xlim=(factors[0] / span**0.12, factors[-1] * span**0.12), ylim=(low, high))
@@ -90,7 +89,7 @@ def _mark_flip(axes: Any, left: float, right: float, ends: tuple[float, float], 
 def _nothing(plan: Plan, axis: Axis) -> str:
     if axis == Axis.RATE and plan.problem.objective is None:
         return "The rate is what is searched for."
-    if any(offer.existing is not None for offer in plan.problem.offers):
+    if plan.problem.machines_exist:
         return "Not looked at for machines\nthat exist."
     if plan.best_split is None or plan.best_unsplit is None:
         return "Needs a split and an unsplit design\nthat keep the SLO."

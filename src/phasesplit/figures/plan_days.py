@@ -8,11 +8,11 @@ from typing import Any
 from phasesplit.domain.money import JOULES_PER_KWH
 from phasesplit.figures import readable
 from phasesplit.figures.page import Cell, Drawing, Markup, Value, drawings, paragraph, table
-from phasesplit.figures.plan_words import pools_line
 from phasesplit.figures.style import colour, title
 from phasesplit.figures.svg import inline_svg
 from phasesplit.files.plans import policy_name, policy_setting
 from phasesplit.planning.days import day_unit, day_verdict, taken
+from phasesplit.planning.designs import counts_text
 from phasesplit.planning.plan import Plan
 
 _LONGEST = 22
@@ -60,7 +60,7 @@ def draw_days(axes: Any, plan: Plan) -> None:
 def _table(plan: Plan) -> Markup:
     rows: list[Sequence[Cell]] = [
         (
-            f"{pools_line(plan.problem, day.design, day.counts)}: {policy_setting(day)}",
+            f"{counts_text(plan.problem, day.design, day.counts)}: {policy_setting(day)}",
             Value(day.machine_hours, readable.number(day.machine_hours)),
             Value(day.usd, readable.usd(day.usd)),
             Value(day.energy_j / JOULES_PER_KWH, f"{readable.number(day.energy_j / JOULES_PER_KWH)} kWh"),

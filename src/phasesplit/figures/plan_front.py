@@ -5,7 +5,6 @@ from typing import Any
 from phasesplit.figures import readable
 from phasesplit.figures.style import colour, note, title
 from phasesplit.planning.objective import Measure
-from phasesplit.planning.pareto import front
 from phasesplit.planning.plan import Entry, Plan
 
 _LEAST_AREA, _MOST_AREA = 25.0, 190.0
@@ -19,18 +18,10 @@ _CHARACTER, _LINE = 4.6, 9.0
 """Room of a label in points."""
 
 
-def held_per_s(entry: Entry) -> float:
-    """Return the capacity of a design on the first seed, which all have, else the rate it was sized for."""
-    if entry.per_seed:
-        return entry.per_seed[0].rate_per_s
-    return entry.capacity.rate_per_s if entry.capacity is not None else entry.rate_per_s
-
-
 def unbeaten(plan: Plan) -> list[int]:
     """Return the ranks, from 1, of the designs that no other beats in cost, power and capacity at once."""
-    holding = [entry for entry in plan.entries if entry.found.holds]
-    points = [(one.taken[Measure.COST], one.taken[Measure.POWER], -held_per_s(one)) for one in holding]
-    return [index + 1 for index in front(points)]
+    best = plan.unbeaten
+    return [rank for rank, entry in enumerate(plan.entries, 1) if entry in best]
 
 
 def draw_front(axes: Any, plan: Plan) -> None:
@@ -47,9 +38,9 @@ def draw_front(axes: Any, plan: Plan) -> None:
         return
     best = set(unbeaten(plan))
     nearby = {rank for rank, entry in enumerate(holding, 1) if _is_near(entry, holding)}
-    most = max(held_per_s(entry) for entry in holding) or 1.0
+    most = max(entry.first_seed_per_s for entry in holding) or 1.0
     labels: dict[tuple[float, float], list[int]] = {}
-    by_area = sorted(enumerate(holding, 1), key=lambda item: (-held_per_s(item[1]), item[0]))
+    by_area = sorted(enumerate(holding, 1), key=lambda item: (-item[1].first_seed_per_s, item[0]))
     for above, (rank, entry) in enumerate(by_area):
         if rank not in nearby:
             continue
@@ -57,7 +48,7 @@ def draw_front(axes: Any, plan: Plan) -> None:
         is_best = rank in best
         axes.scatter(
             *place,
-            s=_LEAST_AREA + (_MOST_AREA - _LEAST_AREA) * (held_per_s(entry) / most) ** 2,
+            s=_LEAST_AREA + (_MOST_AREA - _LEAST_AREA) * (entry.first_seed_per_s / most) ** 2,
             marker="o" if entry.design.kind.is_split else "s",
             color=colour("transfer" if entry.design.kind.is_split else "unsplit"),
             alpha=1.0 if is_best else 0.35,
@@ -84,10 +75,10 @@ def _draw_rates(axes: Any, holding: list[Entry], names: list[tuple[str, str]]) -
     """Draw the capacity of designs that all take the same: there is nothing else to tell them apart."""
     title(axes, "Capacity, at the same cost and power", names)
     shown = holding[:_MOST_BARS]
-    most = max(held_per_s(entry) for entry in shown) or 1.0
+    most = max(entry.first_seed_per_s for entry in shown) or 1.0
     rows = list(range(len(shown), 0, -1))
     for row, entry in zip(rows, shown, strict=True):
-        held = held_per_s(entry)
+        held = entry.first_seed_per_s
         axes.barh(row - 0.1, held, height=0.36, color=colour("transfer" if entry.design.kind.is_split else "unsplit"))
         axes.text(0, row + 0.14, f"{len(shown) + 1 - row}  {entry.design.kind}", va="bottom", fontweight="bold")
         axes.text(held + 0.02 * most, row - 0.1, f"{readable.number(held)}/s", va="center")

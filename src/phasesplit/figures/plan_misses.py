@@ -4,8 +4,8 @@ from math import isinf
 from typing import Any
 
 from phasesplit.figures import readable
-from phasesplit.figures.plan_words import distance
 from phasesplit.figures.style import colour, note, title
+from phasesplit.planning.misses import distance
 from phasesplit.planning.plan import Entry, Plan
 
 _MOST_BARS = 6

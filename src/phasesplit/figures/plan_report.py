@@ -30,11 +30,12 @@ from phasesplit.figures.plan_panels import (
     miss_panel,
     next_panels,
 )
-from phasesplit.figures.plan_words import MEASURE_NAMES, amount, asked, heading, pools_line, verdict_lines
+from phasesplit.figures.plan_words import MEASURE_NAMES, amount, asked, heading, verdict_lines
 from phasesplit.figures.svg import inline_svg
 from phasesplit.files.compression import write_bytes
 from phasesplit.files.plan_sources import MachineSources
 from phasesplit.planning.capacity import TOLERANCE
+from phasesplit.planning.designs import counts_text
 from phasesplit.planning.plan import Plan
 from phasesplit.planning.search import EXACT_CELLS, RESOLUTION
 from phasesplit.planning.sensitivity import LENGTH, Axis
@@ -121,7 +122,7 @@ def _winner(plan: Plan) -> list[Markup]:
         if problem.objective is not None:
             headroom = held / best.rate_per_s - 1
             entries.append(("headroom", Value(headroom, readable.percent(max(headroom, 0.0)))))
-    pools = pools_line(problem, best.design, best.found.counts)
+    pools = counts_text(problem, best.design, best.found.counts)
     return [paragraph(f"Best: {pools} ({best.design.kind})", "verdict"), tiles(entries)]
 
 

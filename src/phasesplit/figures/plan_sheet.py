@@ -5,9 +5,10 @@ from typing import Any
 
 from phasesplit.figures import readable
 from phasesplit.figures.plan_panels import choice_panels, crossover_panels, latency_panels, miss_panel, next_panels
-from phasesplit.figures.plan_words import amount, asked, heading, pools_line, verdict_lines
+from phasesplit.figures.plan_words import amount, asked, heading, verdict_lines
 from phasesplit.figures.sheet import write_sheet
 from phasesplit.figures.style import colour
+from phasesplit.planning.designs import counts_text
 from phasesplit.planning.objective import Measure
 from phasesplit.planning.plan import Plan
 from phasesplit.simulation.result import Result
@@ -44,7 +45,7 @@ def _head(figure: Any, plan: Plan) -> None:
     best = plan.best
     lines = [] if plan.complete else ["Interrupted: not complete."]
     if best is not None:
-        pools = pools_line(plan.problem, best.design, best.found.counts)
+        pools = counts_text(plan.problem, best.design, best.found.counts)
         cost = amount(Measure.COST, best.taken[Measure.COST])
         power = amount(Measure.POWER, best.taken[Measure.POWER])
         lines.append(f"Best: {pools} ({best.design.kind}), {cost} an hour, {power}")

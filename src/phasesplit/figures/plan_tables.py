@@ -5,8 +5,9 @@ from math import isinf, isnan
 
 from phasesplit.figures import readable
 from phasesplit.figures.page import Cell, Markup, Value, table
-from phasesplit.figures.plan_words import MEASURE_NAMES, amount, is_resolved, pools_line, signed, source_error, why_not
+from phasesplit.figures.plan_words import MEASURE_NAMES, amount, signed, source_error, why_not
 from phasesplit.files.plan_sources import MachineSources
+from phasesplit.planning.designs import counts_text
 from phasesplit.planning.plan import Plan
 
 
@@ -18,7 +19,7 @@ def ranking(plan: Plan) -> Markup:
         held = entry.capacity.rate_per_s if entry.capacity is not None else float("nan")
         rows.append(
             (
-                f"{rank}  {entry.design.kind}: {pools_line(plan.problem, entry.design, entry.found.counts)}",
+                f"{rank}  {entry.design.kind}: {counts_text(plan.problem, entry.design, entry.found.counts)}",
                 *taken,
                 Value(entry.rate_per_s, amount(None, entry.rate_per_s)),
                 Value(held, amount(None, held)),
@@ -78,8 +79,8 @@ def gains(plan: Plan) -> Markup:
     """Return what one more of each thing buys the winner."""
     rows: list[Sequence[Cell]] = []
     for gain in plan.gains:
-        more = gain.rate_per_s - gain.base_per_s
-        text = f"{'−' if more < 0 else '+'}{amount(None, more)}" if is_resolved(gain) else "below 1 %"
+        more = gain.more_per_s
+        text = f"{'−' if more < 0 else '+'}{amount(None, more)}" if gain.is_resolved else "below 1 %"
         rows.append((gain.what, Value(gain.rate_per_s, amount(None, gain.rate_per_s)), Value(more, text)))
     return table(("with", "capacity", "buys"), rows)
 

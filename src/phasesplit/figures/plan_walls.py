@@ -4,11 +4,12 @@ from math import isinf
 from typing import Any
 
 from phasesplit.figures import readable
-from phasesplit.figures.plan_words import bought, is_resolved
+from phasesplit.figures.plan_words import bought
 from phasesplit.figures.style import colour, note, title
 from phasesplit.planning.plan import Plan
 
-_POOLS = {"prompt": "prompt", "token": "token", "unsplit": "unsplit"}
+_POOLS = ("prompt", "token", "unsplit")
+"""Pools, each with a colour of its name."""
 _MOST_SHOWN = 1.3
 _NEAR_LINE = 0.82
 
@@ -17,13 +18,13 @@ def draw_walls(axes: Any, plan: Plan) -> None:
     """Draw the share of each resource that each pool of the winner needs at the least."""
     walls = plan.walls
     pools = [pool for pool in _POOLS if any(pool in wall.where for wall in walls)]
-    title(axes, "Resources needed, at the least", [(pool, _POOLS[pool]) for pool in pools])
+    title(axes, "Resources needed, at the least", [(pool, pool) for pool in pools])
     if not walls:
         note(axes, "No design keeps the SLO." if plan.best is None else "Not looked at.")
         return
     rows = list(range(len(walls), 0, -1))
     for row, wall in zip(rows, walls, strict=True):
-        tint = next((_POOLS[pool] for pool in pools if pool in wall.where), "ink")
+        tint = next((pool for pool in pools if pool in wall.where), "ink")
         shown = min(wall.share, _MOST_SHOWN)
         axes.barh(row, shown, height=0.62, color=colour(tint))
         text = "∞" if isinf(wall.share) else readable.percent(wall.share)
@@ -56,11 +57,11 @@ def draw_gains(axes: Any, plan: Plan) -> None:
     if not plan.gains:
         note(axes, "No design keeps the SLO." if plan.best is None else "Not looked at.")
         return
-    most = max(*(abs(gain.rate_per_s - gain.base_per_s) for gain in plan.gains), 1e-9)
+    most = max(*(abs(gain.more_per_s) for gain in plan.gains), 1e-9)
     scale = max(most, 0.05 * plan.gains[0].base_per_s)
     rows = list(range(len(plan.gains), 0, -1))
     for row, gain in zip(rows, plan.gains, strict=True):
-        more = max(gain.rate_per_s - gain.base_per_s, 0.0) if is_resolved(gain) else 0.0
+        more = max(gain.more_per_s, 0.0) if gain.is_resolved else 0.0
         tint = next((pool for pool in _POOLS if f" {pool} " in f" {gain.what} "), "transfer")
         axes.barh(row - 0.1, more, height=0.36, color=colour(tint))
         axes.text(0, row + 0.16, gain.what, va="bottom", fontweight="bold")
@@ -75,8 +76,8 @@ def gains_line(plan: Plan) -> str:
     """Return what helps most, in words."""
     if not plan.gains:
         return "No winner to add to."
-    best = max(plan.gains, key=lambda gain: gain.rate_per_s - gain.base_per_s)
+    best = max(plan.gains, key=lambda gain: gain.more_per_s)
     base = readable.number(best.base_per_s)
-    if not is_resolved(best):
+    if not best.is_resolved:
         return f"No one addition alone buys more than searches resolve, on top of {base}/s."
     return readable.sentence(f"{best.what} buys {bought(best)} on top of {base}/s")

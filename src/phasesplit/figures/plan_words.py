@@ -3,7 +3,8 @@
 from math import isinf, isnan
 
 from phasesplit.figures import readable
-from phasesplit.planning.designs import Counts, Design
+from phasesplit.planning.designs import counts_text
+from phasesplit.planning.misses import distance
 from phasesplit.planning.objective import UNITS, Measure
 from phasesplit.planning.plan import Entry, Gain, Plan
 from phasesplit.planning.probe import Answer
@@ -45,15 +46,6 @@ def asked(problem: Problem) -> str:
         goal += f", on {' and '.join(owned)} that exist"
     rate = "" if problem.objective is None else f" at {readable.number(problem.traffic.rate_per_s)} requests/s"
     return f"{problem.traffic.name}{rate}; SLO “{problem.slo.name}”; wanted: {goal}"
-
-
-def pools_line(problem: Problem, design: Design, counts: Counts) -> str:
-    """Return the pools of a design with counts: "6 prompt dgx-h100 + 4 token dgx-a100"."""
-    return " + ".join(
-        f"{count} {role} {problem.offers[number].machine.name}"
-        for (role, number), count in zip(design.slots, counts, strict=True)
-        if count
-    )
 
 
 def heading(plan: Plan) -> str:
@@ -115,14 +107,6 @@ def nearest(plan: Plan) -> str:
     return f"Nearest: {best.design.name}; {why_not(plan.problem, best)}."
 
 
-def distance(entry: Entry) -> float:
-    """Return how many times over its limit a design is that does not hold: at its wall, or at its nearest miss."""
-    found = entry.found
-    if found.wall is not None:
-        return found.wall.share
-    return found.miss[1].worst if found.miss is not None else float("inf")
-
-
 def why_not(problem: Problem, entry: Entry) -> str:
     """Return why a design is not in the ranking: the wall that it hits, its nearest miss, or what was not looked at."""
     found = entry.found
@@ -130,13 +114,13 @@ def why_not(problem: Problem, entry: Entry) -> str:
         return f"refused before any simulation: {wall_line(found.wall.resource, found.wall.where, found.wall.share)}"
     if found.miss is not None:
         counts, answer = found.miss
-        return f"nearest miss {pools_line(problem, found.design, counts)}: {limit_line(answer)}"
+        return f"nearest miss {counts_text(problem, found.design, counts)}: {limit_line(answer)}"
     if not found.complete:
         return "the search ended before it was tried"
     if any(problem.offers[number].variant_of for _, number in found.design.slots):
         return "cannot be better than the design that it varies"
     if found.floor:
-        least = pools_line(problem, found.design, found.floor)
+        least = counts_text(problem, found.design, found.floor)
         return f"needs at least {least}, which is beyond the budgets or the largest cluster looked at"
     return "no counts within the budgets hold any rate"
 
@@ -159,15 +143,9 @@ def limit_line(answer: Answer) -> str:
 
 def bought(gain: Gain) -> str:
     """Return the rate that a gain adds; below what searches resolve, it is none."""
-    more = gain.rate_per_s - gain.base_per_s
-    if not is_resolved(gain):
+    if not gain.is_resolved:
         return f"nothing (below {100 * RESOLUTION:g} %)"
-    return f"{'−' if more < 0 else '+'}{readable.number(abs(more))} requests/s"
-
-
-def is_resolved(gain: Gain) -> bool:
-    """Return whether a gain is more than searches leave open."""
-    return abs(gain.rate_per_s - gain.base_per_s) >= RESOLUTION * gain.base_per_s
+    return f"{'−' if gain.more_per_s < 0 else '+'}{readable.number(abs(gain.more_per_s))} requests/s"
 
 
 def source_error(offer: Offer) -> str:

@@ -1,6 +1,7 @@
 """Answers to a plan's questions in a file, so that a plan that was interrupted goes on where it was."""
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import numpy as np
 
 from phasesplit._version import __version__
 from phasesplit.errors import SpecError
+from phasesplit.planning.objective import ADDITIVE
 from phasesplit.planning.probe import Answer, Question
 from phasesplit.planning.problem import Problem
 
@@ -29,8 +31,9 @@ Key = tuple[str, tuple[int, ...], float, int, tuple[float, ...]]
 class FileJournal:
     """A `planning.drive.Journal` in a file of JSON lines: a header, then one line for each answer.
 
-    The header names what answers hang on: of the problem, everything but the rate, the seeds, the objective and the
-    budgets; of phasesplit, the sources. A last line that a crash left half-written is cut off.
+    The header names what answers hang on: of the problem, everything but the rate, the seeds, the objective and those
+    budgets that follow from the machines alone; of phasesplit, the sources. A last line that a crash left half-written
+    is cut off. One plan at a time may use a file.
 
     Args:
         path: The file; begun anew where there is none.
@@ -74,13 +77,17 @@ class FileJournal:
 
     def _opened(self) -> IO[bytes]:
         try:
-            content = self._path.read_bytes() if self._path.exists() else b""
-            if len(content) > _LARGEST_BYTES:
+            there = self._path.exists()
+            if there and not self._path.is_file():
+                raise SpecError(f"{self._path}: cannot be used as a journal, it is not a file")
+            if there and self._path.stat().st_size > _LARGEST_BYTES:
                 raise SpecError(f"{self._path}: too large for a journal of a plan")
+            content = self._path.read_bytes() if there else b""
             whole = content[: content.rfind(b"\n") + 1]  # nothing, where only the start of a header was written
             if content and not _packed(self._header).startswith(content):
                 self._read(whole.splitlines())
-            file = self._path.open("r+b" if content else "wb")
+            file = self._path.open("r+b" if there else "xb")
+            self._lock(file)
             file.truncate(len(whole))
             file.seek(len(whole))
         except OSError as problem:
@@ -89,6 +96,13 @@ class FileJournal:
             self._file = file
             self._write(self._header)
         return file
+
+    def _lock(self, file: IO[bytes]) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise SpecError(f"{self._path}: another plan is using this journal; name another file") from None
 
     def _read(self, lines: list[bytes]) -> None:
         header = _line(lines[0]) if lines else None
@@ -100,8 +114,7 @@ class FileJournal:
         for number, line in enumerate(lines[1:], start=2):
             try:
                 (name, counts, rate, seed, variation), answer = _line(line)
-                known = Answer._make(tuple(part) if isinstance(part, list) else part for part in answer)
-                self._answers[name, tuple(counts), rate, seed, tuple(variation)] = known
+                self._answers[name, tuple(counts), rate, seed, tuple(variation)] = _answer(answer)
             except (TypeError, ValueError):
                 raise SpecError(f"{self._path}, line {number}: not an answer; delete the file") from None
 
@@ -124,6 +137,8 @@ def problem_digest(problem: Problem) -> str:
         problem.reference,
         problem.rules,
         problem.grid_kg_per_kwh,
+        # Whether a simulation draws too much is part of its answer.
+        [(measure, most) for measure, most in sorted(problem.budgets.items()) if measure not in ADDITIVE],
     )
     digest = hashlib.sha256()
     _add(digest, parts)
@@ -178,5 +193,20 @@ def _packed(content: object) -> bytes:
 def _line(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def _answer(values: Any) -> Answer:
+    """Return an answer from what a line holds.
+
+    Raises:
+        TypeError, ValueError: It does not hold one.
+    """
+    answer = Answer._make(tuple(part) if isinstance(part, list) else part for part in values)
+    numbers = (answer.worst, answer.energy_w, answer.kg_per_hour, *answer.values, *answer.busy_share, *answer.kv_share)
+    if not (isinstance(answer.holds, bool) and isinstance(answer.wall, str)):
+        raise TypeError
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError
+    return answer

@@ -20,6 +20,7 @@ UNIT_KINDS = {
 }
 """Kind of quantity, a key of `units.UNITS`, of each measure."""
 
+_MOST_TYPES = 5
 _MOST_SEED = 1 << 31
 _MOST_SEEDS = 100
 _MEASURES = ", ".join(Measure)
@@ -73,8 +74,8 @@ def _counts(value: object) -> dict[str, int]:
         if number != math.floor(number):
             raise ValueError(f"MACHINE=COUNT with a whole number of servers from 1 to {MOST_MACHINES:,}")
         found[name] = int(number)
-    if not found:
-        raise ValueError("MACHINE=COUNT with commas between")
+    if not 1 <= len(found) <= _MOST_TYPES:
+        raise ValueError(f"MACHINE=COUNT with commas between, at most {_MOST_TYPES} types")
     return found
 
 

@@ -15,7 +15,6 @@ from phasesplit.planning.designs import rules_for
 from phasesplit.planning.drift import Day
 from phasesplit.planning.misses import refusal
 from phasesplit.planning.objective import UNITS, Measure
-from phasesplit.planning.pareto import front
 from phasesplit.planning.plan import Entry, Plan
 from phasesplit.planning.probe import Prober, Question
 from phasesplit.planning.sensitivity import Axis, flips
@@ -83,9 +82,7 @@ def plan_summary(
 
 def pareto_designs(plan: Plan) -> list[str]:
     """Return the designs that no other beats in cost, power and rate at once."""
-    known = [entry for entry in plan.entries if entry.found.holds]
-    points = [(entry.taken[Measure.COST], entry.taken[Measure.POWER], -_capacity_per_s(entry)) for entry in known]
-    return [known[index].design.name for index in front(points)]
+    return [entry.design.name for entry in plan.unbeaten]
 
 
 def cluster_spec(plan: Plan, asked: "Asked") -> "ClusterSpec":
@@ -223,10 +220,6 @@ def _axis(plan: Plan, axis: Axis) -> dict[str, Any]:
         {"factor": one.factor, "split": one.split, "unsplit": one.unsplit, "advantage": one.advantage} for one in points
     ]
     return {"axis": str(axis), "points": shown, "flips": flips(points)}
-
-
-def _capacity_per_s(entry: Entry) -> float:
-    return entry.capacity.rate_per_s if entry.capacity is not None else entry.rate_per_s
 
 
 def _finite(value: Any) -> Any:

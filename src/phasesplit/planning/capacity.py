@@ -11,6 +11,7 @@ from phasesplit.planning.problem import AS_ASKED, Variation
 TOLERANCE = 0.01
 """Relative width at which bisection stops."""
 _STEP = 0.8
+"""Share of the bound to begin at, and of a rate that broke to try next; squared with every further one that breaks."""
 _FEWEST_REQUESTS = 20
 """No rate is tried that brings fewer requests than this in the length of a trace: their percentiles say nothing."""
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from itertools import combinations
 
 from phasesplit.domain.cluster import Cluster, Pool, Role
+from phasesplit.planning.objective import Measure, of_one
 from phasesplit.planning.problem import AS_ASKED, Problem, Variation
 from phasesplit.scheduling.rules import Batching, Rules
 
@@ -103,6 +104,29 @@ def _split_kinds(problem: Problem) -> list[Kind]:
     return [Kind.ELASTIC] if problem.rules.published else [Kind.ELASTIC, Kind.STATIC]
 
 
+def servers_of(problem: Problem, design: Design) -> Counts:
+    """Return how many instances make one whole server, for each slot."""
+    return tuple(problem.offers[number].machine.instances_per_server for _, number in design.slots)
+
+
+def nameplate(problem: Problem, design: Design, counts: Counts, measure: Measure) -> float:
+    """Return what the machines of some counts take of a measure, in its unit, work not counted (see `of_one`)."""
+    grid = problem.grid_kg_per_kwh
+    return sum(
+        count * of_one(measure, problem.offers[number].machine, grid)
+        for (_, number), count in zip(design.slots, counts, strict=True)
+    )
+
+
+def counts_text(problem: Problem, design: Design, counts: Counts) -> str:
+    """Return counts as a person reads them: "6 prompt dgx-h100 + 4 token dgx-a100"; slots of none are left out."""
+    return " + ".join(
+        f"{count} {role} {problem.offers[number].machine.name}"
+        for (role, number), count in zip(design.slots, counts, strict=True)
+        if count
+    )
+
+
 def rules_for(problem: Problem, kind: Kind) -> Rules:
     """Return the scheduler's settings under a kind of design."""
     if problem.rules.published:
@@ -127,7 +151,7 @@ def cluster_for(problem: Problem, design: Design, counts: Counts, variation: Var
             machine = replace(machine, nic_bytes_per_s=machine.nic_bytes_per_s * variation.link)
         pools.append(Pool(role=role, count=count, machine=machine, times=offer.times))
     return Cluster(
-        name=" + ".join(f"{pool.count} {pool.role} {pool.machine.name}" for pool in pools),
+        name=counts_text(problem, design, counts),
         model=problem.model,
         pools=tuple(pools),
         reference=problem.reference,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from phasesplit.domain.cluster import Role
 from phasesplit.domain.slo import alone_s
-from phasesplit.planning.designs import Counts, Design, Kind
+from phasesplit.planning.designs import Counts, Design, Kind, servers_of
 from phasesplit.planning.loads import Load, least_iteration_s, least_prompt_s, load_of, moments
 from phasesplit.planning.probe import limit_name
 from phasesplit.planning.problem import AS_ASKED, Offer, Problem, Variation
@@ -23,6 +23,8 @@ from phasesplit.scheduling.rules import Batching
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-9
+_LIGHTER_TRACE = 0.97
+"""On the rank of a percentile of requests alone: a trace may draw fewer long requests than its workload has."""
 
 
 class Resource(StrEnum):
@@ -85,8 +87,7 @@ class Floors:
         For elastic ones, whose machines may help one another, it is only a sensible place to begin (see `wall`).
         """
         found = []
-        for role, number in design.slots:
-            step = self.problem.offers[number].machine.instances_per_server
+        for (role, number), step in zip(design.slots, servers_of(self.problem, design), strict=True):
             servers = np.ceil(self._needed(design, role, number) * rate_per_s / step - _ROUNDING)
             found.append(int(max(servers, 1) * step))
         return tuple(found)
@@ -275,5 +276,5 @@ def _quantile_below(values: Floats, weights: Floats, q: float) -> float:
         return 0.0
     order = np.argsort(values[known])
     cumulative = np.cumsum(weights[known][order])
-    index = int(np.searchsorted(cumulative, q * cumulative[-1] * 0.97))
+    index = int(np.searchsorted(cumulative, q * cumulative[-1] * _LIGHTER_TRACE))
     return float(values[known][order][min(index, order.size - 1)])

@@ -23,7 +23,9 @@ PAPER_POWER = {A100: 24.8, H100: 44.0, CAPPED: 30.8}
 """Power of a machine as the paper budgets it, relative to one another. Source: notebook of the published simulator."""
 
 _MEASURED_CONTEXT_TOKENS = 512.0
+"""Prompt of the requests with which token times were measured by batch."""
 _FREE_LINK = 1e3
+"""Factor on network cards at which transfers take no time to speak of."""
 _LEAST_PUBLISHED_OUTPUT = 2
 _PAIRING_SEED = 0
 

@@ -2,20 +2,10 @@
 
 from math import inf, isfinite
 
-from phasesplit.planning.designs import Counts, Design
+from phasesplit.planning.designs import counts_text
 from phasesplit.planning.objective import UNITS, Measure
 from phasesplit.planning.plan import Entry, Plan
 from phasesplit.planning.problem import Problem
-
-
-def counts_text(problem: Problem, design: Design, counts: Counts) -> str:
-    """Return instances of each slot as a person reads them."""
-    parts = [
-        f"{count} {role} {problem.offers[number].machine.name}"
-        for (role, number), count in zip(design.slots, counts, strict=True)
-        if count
-    ]
-    return " + ".join(parts)
 
 
 def refusal(problem: Problem, entry: Entry) -> str:
@@ -49,11 +39,12 @@ def nearest_miss(plan: Plan) -> str:
     head = f"no design keeps the SLO {problem.slo.name}{rate}"
     if not plan.entries:
         return head
-    nearest = min(plan.entries, key=_distance)
+    nearest = min(plan.entries, key=distance)
     return f"{head}; nearest is {nearest.design.name}: {refusal(problem, nearest)}"
 
 
-def _distance(entry: Entry) -> float:
+def distance(entry: Entry) -> float:
+    """Return how many times over its limit a design is that does not hold: at its wall, or at its nearest miss."""
     found = entry.found
     if found.wall is not None:
         return found.wall.share
@@ -62,6 +53,6 @@ def _distance(entry: Entry) -> float:
 
 def _bounds_text(problem: Problem) -> str:
     budgets = [f"{most:,.6g} {UNITS[measure]}" for measure, most in problem.budgets.items()]
-    if any(offer.existing is not None for offer in problem.offers):
+    if problem.machines_exist:
         return "the machines that exist"
     return " and ".join(budgets) or f"{problem.most_servers:,} servers"

@@ -7,7 +7,7 @@ from itertools import product
 from phasesplit.domain.cluster import Role
 from phasesplit.errors import SpecError
 from phasesplit.planning.capacity import TOLERANCE, Capacity, capacity
-from phasesplit.planning.designs import Counts, Design
+from phasesplit.planning.designs import Counts, Design, servers_of
 from phasesplit.planning.floors import Floors
 from phasesplit.planning.objective import ADDITIVE, Measure, of_one
 from phasesplit.planning.probe import Answer, Question
@@ -15,6 +15,7 @@ from phasesplit.planning.problem import AS_ASKED, Problem, Variation
 from phasesplit.planning.search import Found, Stopped
 
 _MOST_CELLS = 200_000
+_ROUNDING = 1e-9
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -25,8 +26,10 @@ class Stretch:
         problem: The problem; its budgets, or the machines that exist, bound the counts.
         floors: Its bounds, under the same variation.
         design: The design.
-        variation: How the problem is bent.
         seeds: Seeds that must all hold.
+        variation: How the problem is bent.
+        found: What is known so far.
+        best: Capacity of the best counts so far; None before there are any.
     """
 
     problem: Problem
@@ -79,7 +82,7 @@ class Stretch:
 
     def cells(self) -> list[Counts]:
         """Return the counts to which no machine can be added."""
-        return divisions(self.problem, self.design) if _given(self.problem) else self._maximal()
+        return divisions(self.problem, self.design) if self.problem.machines_exist else self._maximal()
 
     def _maximal(self) -> list[Counts]:
         """Return the counts within the budgets that may hold most: those from which no slot can grow alone.
@@ -93,7 +96,7 @@ class Stretch:
             }
             for _, number in self.design.slots
         ]
-        steps = [self.problem.offers[number].machine.instances_per_server for _, number in self.design.slots]
+        steps = servers_of(self.problem, self.design)
         budgets = {**self.problem.budgets}
         budgets[Measure.MACHINES] = min(budgets.get(Measure.MACHINES, float("inf")), self.problem.most_servers)
 
@@ -104,7 +107,7 @@ class Stretch:
                 for measure, most in budgets.items()
                 if units[slot][measure] > 0
             )
-            return int((left + 1e-9) // steps[slot]) * steps[slot]
+            return int((left + _ROUNDING) // steps[slot]) * steps[slot]
 
         last = len(units) - 1
         zero = (0,) * len(units)
@@ -115,13 +118,11 @@ class Stretch:
             most = room((*first, 0), last)
             least = steps[last] if drawn else max(most, steps[last])
             cells += [(*first, count) for count in range(least, most + 1, steps[last])]
+            if len(cells) > _MOST_CELLS:
+                raise SpecError(f"budgets: they leave more than {_MOST_CELLS:,} clusters to look at, give tighter ones")
         if drawn:
             return cells
         return [cell for cell in cells if all(room(cell, slot) < steps[slot] for slot in range(len(units)))]
-
-
-def _given(problem: Problem) -> bool:
-    return any(offer.existing is not None for offer in problem.offers)
 
 
 def divisions(problem: Problem, design: Design) -> list[Counts]:
@@ -144,7 +145,7 @@ def divisions(problem: Problem, design: Design) -> list[Counts]:
         ways *= len(options)
         shares.append(options)
     if ways > _MOST_CELLS:
-        raise SpecError(f"--existing: {ways:,} ways to divide the machines, at most {_MOST_CELLS:,} are looked at")
+        raise SpecError(f"machines: {ways:,} ways to divide them, at most {_MOST_CELLS:,} are looked at")
     cells = []
     for chosen in product(*shares):
         counts = [0] * len(design.slots)

@@ -8,9 +8,10 @@ from phasesplit.planning.designs import Counts, Design
 from phasesplit.planning.drift import Day
 from phasesplit.planning.floors import Wall
 from phasesplit.planning.objective import Measure
+from phasesplit.planning.pareto import front
 from phasesplit.planning.probe import Answer
 from phasesplit.planning.problem import Problem
-from phasesplit.planning.search import Found
+from phasesplit.planning.search import RESOLUTION, Found
 from phasesplit.planning.sensitivity import Point
 from phasesplit.planning.verdict import Verdict
 
@@ -43,6 +44,13 @@ class Entry:
         """The design."""
         return self.found.design
 
+    @property
+    def first_seed_per_s(self) -> float:
+        """The capacity on the first seed, by which all designs can be compared, else the rate it was sized for."""
+        if self.per_seed:
+            return self.per_seed[0].rate_per_s
+        return self.capacity.rate_per_s if self.capacity is not None else self.rate_per_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
@@ -57,6 +65,16 @@ class Gain:
     what: str
     rate_per_s: float
     base_per_s: float
+
+    @property
+    def more_per_s(self) -> float:
+        """Requests per second that the addition buys."""
+        return self.rate_per_s - self.base_per_s
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether that is more than searches leave open."""
+        return abs(self.more_per_s) >= RESOLUTION * self.base_per_s
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -73,6 +91,7 @@ class Plan:
         points: How the best split and the best unsplit design compare under other conditions.
         questions: Simulations asked for.
         complete: Whether it came to its end.
+        lost: Why its workers were lost, "" where they were not.
         days: How the best split and the best unsplit design do over a day under each policy; empty if not asked for.
         day_notes: What was left out of the days and why, a sentence each.
         days_complete: Whether all days that were asked for are there.
@@ -87,6 +106,7 @@ class Plan:
     points: list[Point] = field(default_factory=list)
     questions: int = 0
     complete: bool = True
+    lost: str = ""
     days: list[Day] = field(default_factory=list)
     day_notes: list[str] = field(default_factory=list)
     days_complete: bool = True
@@ -105,6 +125,13 @@ class Plan:
     def best_unsplit(self) -> Entry | None:
         """The best unsplit design, None where none keeps the SLO."""
         return next((one for one in self.entries if one.found.holds and not one.design.kind.is_split), None)
+
+    @property
+    def unbeaten(self) -> list[Entry]:
+        """The designs that no other beats in cost, power and capacity at once, in order of rank."""
+        holding = [entry for entry in self.entries if entry.found.holds]
+        points = [(one.taken[Measure.COST], one.taken[Measure.POWER], -one.first_seed_per_s) for one in holding]
+        return [holding[index] for index in front(points)]
 
     @property
     def unsplit_side(self) -> list[Entry]:

@@ -5,12 +5,22 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from phasesplit.errors import WorkerLostError
 from phasesplit.planning.capacity import capacity
-from phasesplit.planning.designs import Counts, Design, cluster_for, designs_of, divisions_of, variants_of
+from phasesplit.planning.designs import (
+    Counts,
+    Design,
+    cluster_for,
+    designs_of,
+    divisions_of,
+    nameplate,
+    servers_of,
+    variants_of,
+)
 from phasesplit.planning.drive import Journal, Memory, Workers, drive
 from phasesplit.planning.floors import Floors
 from phasesplit.planning.most import Stretch
-from phasesplit.planning.objective import Measure, of_one
+from phasesplit.planning.objective import Measure
 from phasesplit.planning.plan import RATE, Entry, Gain, Plan, Step
 from phasesplit.planning.probe import Answer, Question, value_of
 from phasesplit.planning.problem import AS_ASKED, Problem, Variation
@@ -53,7 +63,11 @@ class Planner:
         self.plan = Plan(problem=self.problem)
 
     def make(self) -> Plan:
-        """Return the plan; interrupted, what is known by then, marked as not complete."""
+        """Return the plan; interrupted, or left by its workers, what is known by then, marked as not complete.
+
+        Raises:
+            WorkerLostError: Workers were lost before any design was found to keep the SLO.
+        """
         try:
             self._size()
             self._vary()
@@ -61,24 +75,24 @@ class Planner:
             if self.thorough and self.plan.best is not None:
                 self._gain()
                 self._bend()
-            if self.mapped and self.plan.best is not None and not self._given:
+            if self.mapped and self.plan.best is not None and not self.problem.machines_exist:
                 self._map()
         except KeyboardInterrupt:
             self.plan.complete = False
+        except WorkerLostError as lost:
+            if self.plan.best is None:
+                raise
+            self.plan.complete, self.plan.lost = False, str(lost)
         return self.plan
-
-    @property
-    def _given(self) -> bool:
-        return any(offer.existing is not None for offer in self.problem.offers)
 
     def _size(self) -> None:
         """Size every design over the machines as asked for."""
-        designs = divisions_of(self.problem) if self._given else designs_of(self.problem)
+        designs = divisions_of(self.problem) if self.problem.machines_exist else designs_of(self.problem)
         self._search(f"sizing {len(designs)} designs", designs)
 
     def _vary(self) -> None:
         """Look whether another setting of one machine makes the best split or the best unsplit design better."""
-        if self._given:
+        if self.problem.machines_exist:
             return
         variants: dict[Design, float] = {}
         for base in (self.plan.best_split, self.plan.best_unsplit):
@@ -129,21 +143,18 @@ class Planner:
 
     def _rank(self) -> None:
         entries = [self._entry(search.found) for search in self._searches.values()]
-        # Of equals, the one that is further from its limits.
-        entries.sort(key=lambda one: (not one.found.holds, one.found.value, _nearest(one.found)))
+        # Of equals, the one that is further from its limits; sums in another order differ in their last digits.
+        entries.sort(key=lambda one: (not one.found.holds, float(f"{one.found.value:.9g}"), _nearest(one.found)))
         self.plan.entries = entries
 
     def _entry(self, found: Found) -> Entry:
         problem = self.problem
         if not found.holds:
             return Entry(found=found, cluster=None, taken={}, rate_per_s=0.0)
-        taken = {}
-        for measure in Measure:
-            machines = sum(
-                count * of_one(measure, problem.offers[number].machine, problem.grid_kg_per_kwh)
-                for (_, number), count in zip(found.design.slots, found.counts, strict=True)
-            )
-            taken[measure] = value_of(measure, machines, list(found.answers))
+        taken = {
+            measure: value_of(measure, nameplate(problem, found.design, found.counts, measure), found.answers)
+            for measure in Measure
+        }
         rate = problem.traffic.rate_per_s if problem.objective is not None else -found.value
         cluster = cluster_for(problem, found.design, found.counts)
         return Entry(found=found, cluster=cluster, taken=taken, rate_per_s=rate)
@@ -212,11 +223,10 @@ class Planner:
         self.plan.walls = self._bounds(AS_ASKED).needs(design, counts, best.rate_per_s)
         base = best.capacity.rate_per_s if best.capacity else best.rate_per_s
         searches: dict[Hashable, Any] = {}
-        seeds = problem.seeds
+        seeds, steps = problem.seeds, servers_of(problem, design)
 
         def grown(slot: int) -> Counts:
-            step = problem.offers[design.slots[slot][1]].machine.instances_per_server
-            return tuple(count + step * (index == slot) for index, count in enumerate(counts))
+            return (*counts[:slot], counts[slot] + steps[slot], *counts[slot + 1 :])
 
         for slot, (role, number) in enumerate(design.slots):
             if counts[slot]:
@@ -237,8 +247,7 @@ class Planner:
         self._stage = "around the best counts"
         design, centre = best.design, best.found.counts
         ranges = []
-        for (_, number), count in zip(design.slots, centre, strict=True):
-            step = self.problem.offers[number].machine.instances_per_server
+        for step, count in zip(servers_of(self.problem, design), centre, strict=True):
             stride = step * max(1, round(count * _MAP_REACH / _MAP_STEPS / step))
             around = [count + stride * offset for offset in range(-_MAP_STEPS, _MAP_STEPS + 1)]
             ranges.append([one for one in around if one >= step])
@@ -247,7 +256,7 @@ class Planner:
 
     def _bend(self) -> None:
         """Size the best split and the best unsplit design again under other conditions."""
-        if self._given or not (self._rivals(True) and self._rivals(False)):
+        if self.problem.machines_exist or not (self._rivals(True) and self._rivals(False)):
             return
         self._stage = "where the verdict flips"
         places = {

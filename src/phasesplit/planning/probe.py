@@ -1,5 +1,6 @@
 """One question to the simulator, and its answer: does a cluster keep the SLO at a rate, on one seed?"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -63,6 +64,11 @@ class Answer(NamedTuple):
     busy_share: tuple[float, ...]
     kv_share: tuple[float, ...]
 
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether more is drawn than a budget allows, which fewer machines may mend."""
+        return not self.holds and self.wall.startswith(OVER_BUDGET)
+
 
 @dataclass(slots=True, eq=False)
 class Prober:
@@ -113,7 +119,7 @@ class Prober:
         if not verdict.complete:
             worst, wall = float("inf"), UNSERVED
         elif result.overload is not None:
-            worst, wall = max(worst, float("inf")), f"{SATURATED}: {result.overload.binding}"
+            worst, wall = float("inf"), f"{SATURATED}: {result.overload.binding}"
         energy_w = result.bill.energy_j_per_request * result.rate_per_s
         embodied = result.bill.embodied_kg_co2e / max(result.bill.duration_s, 1e-9) * 3600
         kg = embodied + kg_per_hour(energy_w, self.problem.grid_kg_per_kwh)
@@ -144,12 +150,12 @@ def limit_name(limit: Limit) -> str:
     return f"{metric} p{limit.percentile:g}"
 
 
-def value_of(measure: Measure, taken: float, answers: list[Answer]) -> float:
+def value_of(measure: Measure, taken: float, answers: Sequence[Answer]) -> float:
     """Return how much a cluster takes of a measure: the mean over seeds for what is drawn, else what its machines take.
 
     Args:
         measure: The measure.
-        taken: Sum over its machines of `objective.of_one`.
+        taken: What its machines take, as `designs.nameplate` returns it.
         answers: One for each seed.
     """
     if measure == Measure.ENERGY:

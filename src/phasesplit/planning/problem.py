@@ -60,6 +60,11 @@ class Problem:
     grid_kg_per_kwh: float = WORLD_GRID_KG_PER_KWH
     most_servers: int = 2_000
 
+    @property
+    def machines_exist(self) -> bool:
+        """Whether the machines are there already and are to be divided, none bought and none left out."""
+        return any(offer.existing is not None for offer in self.offers)
+
 
 class Variation(NamedTuple):
     """How the question is bent to see what the answer depends on; each a factor on what was asked.

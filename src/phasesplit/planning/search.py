@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import islice, product
 from math import ceil
 
-from phasesplit.planning.designs import Counts, Design, Kind
+from phasesplit.planning.designs import Counts, Design, Kind, nameplate, servers_of
 from phasesplit.planning.floors import Floors, Wall
-from phasesplit.planning.objective import ADDITIVE, Measure, of_one
-from phasesplit.planning.probe import OVER_BUDGET, Answer, Question, value_of
+from phasesplit.planning.objective import ADDITIVE, Measure, kg_per_hour
+from phasesplit.planning.probe import Answer, Question, value_of
 from phasesplit.planning.problem import Problem, Variation
 
 Asking = Generator[Sequence[Question], Sequence[Answer], "Found"]
@@ -23,6 +23,9 @@ EXACT_CELLS = 24
 granted that more machines never break an SLO that fewer keep, and leaves what is better by less than RESOLUTION."""
 RESOLUTION = 0.01
 _GROWTH = 1.2
+"""Factor between two steps up from the floors."""
+_MOST_STEPS = 60
+"""From one machine on, so many steps reach beyond any cluster that may be looked at."""
 _ROUNDING = 1e-9
 _ENERGY_SLACK = 0.95
 """On the bound of a drawn measure: a run's mean is over its own arrivals, whose rate is not quite the asked one."""
@@ -113,12 +116,7 @@ class Hunt:
 
     def taken(self, counts: Counts, measure: Measure | None = None) -> float:
         """Return what the machines of some counts take of a measure, work not counted."""
-        measure = measure or self.measure
-        offers, grid = self.problem.offers, self.problem.grid_kg_per_kwh
-        return sum(
-            count * of_one(measure, offers[number].machine, grid)
-            for (_, number), count in zip(self.design.slots, counts, strict=True)
-        )
+        return nameplate(self.problem, self.design, counts, measure or self.measure)
 
     def bound(self, counts: Counts) -> float:
         """Return what the objective cannot be below with these counts."""
@@ -126,8 +124,8 @@ class Hunt:
         if self.measure in ADDITIVE:
             return taken
         work_w = self.floors.work_w(self.design) * self.rate_per_s
-        grid = self.problem.grid_kg_per_kwh
-        return _ENERGY_SLACK * (taken + (work_w if self.measure == Measure.ENERGY else work_w * grid / 1000))
+        work = work_w if self.measure == Measure.ENERGY else kg_per_hour(work_w, self.problem.grid_kg_per_kwh)
+        return _ENERGY_SLACK * (taken + work)
 
     def _search(self) -> Generator[Sequence[Question], Sequence[Answer], None]:
         floor = self.floors.least(self.design, self.rate_per_s)
@@ -154,7 +152,7 @@ class Hunt:
     def _climb(self, start: Counts) -> Generator[Sequence[Question], Sequence[Answer], None]:
         """Find some counts that hold: from the floors up in growing steps, then back down by bisection."""
         steps: list[Counts] = [start]
-        while len(steps) < 60:
+        while len(steps) < _MOST_STEPS:
             grown = tuple(
                 self._stepped(slot, max(ceil(count * _GROWTH), count + 1)) for slot, count in enumerate(steps[-1])
             )
@@ -233,7 +231,7 @@ class Hunt:
             largest = left.pop()
             if (yield from self._holds(largest, _apart(largest, left))):
                 left = [counts for counts in left if self.bound(counts) < self.found.value * (1 - RESOLUTION)]
-            elif not self._answers[largest][-1].wall.startswith(OVER_BUDGET):
+            elif not any(answer.is_over_budget for answer in self._answers[largest]):
                 left = [counts for counts in left if not _below(counts, largest)]
 
     def _holds(
@@ -285,8 +283,7 @@ class Hunt:
         return worst if worst.share > 1 + _ROUNDING else None
 
     def _step(self, slot: int) -> int:
-        """Return how many instances make one server."""
-        return self.problem.offers[self.design.slots[slot][1]].machine.instances_per_server
+        return servers_of(self.problem, self.design)[slot]
 
     def _stepped(self, slot: int, count: int) -> int:
         step = self._step(slot)

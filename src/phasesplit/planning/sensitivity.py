@@ -1,5 +1,6 @@
 """Where the verdict flips: the best split and the best unsplit design, sized again under other conditions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -67,16 +68,25 @@ class Point:
         return (self.split < self.unsplit) - (self.split > self.unsplit)
 
 
-def flips(points: list[Point]) -> list[tuple[float, float]]:
-    """Return between which factors of one axis the lead changes; as one number twice where it can be interpolated.
+def changes(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """Return the neighbours between which the lead passes to the split, or from it.
+
+    Args:
+        points: Of one axis, by rising factor.
+    """
+    return [
+        (left, right) for left, right in pairwise(points) if left.lead != right.lead and max(left.lead, right.lead) > 0
+    ]
+
+
+def flips(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Return between which factors each of the `changes` lies; as one number twice where it can be interpolated.
 
     Args:
         points: Of one axis, by rising factor, the one as asked among them.
     """
     found = []
-    for left, right in pairwise(points):
-        if left.lead == right.lead or (left.lead <= 0 and right.lead <= 0):
-            continue
+    for left, right in changes(points):
         a, b = left.advantage, right.advantage
         if isnan(a) or isnan(b) or a == b:
             found.append((left.factor, right.factor))

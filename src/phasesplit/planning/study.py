@@ -47,7 +47,9 @@ ISO_COST: dict[str, Counts] = {
 CODING_RATE_PER_S = 70.0
 PAPER_OPTIMUM: Counts = (27, 3)
 _BATCH_OVERLOAD = 2.0
+"""Factor on the rate that no cluster can exceed: at twice of it most requests wait from the start."""
 _MIDDLE = (0.25, 0.75)
+"""Share of the requests between which the rate is taken: neither filling up nor draining counts."""
 
 
 class Case(NamedTuple):

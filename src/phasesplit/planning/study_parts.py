@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from phasesplit.planning.ladder import DEFAULT, PAPER_POWER, REPORTED, Rung
+from phasesplit.planning.ladder import DEFAULT, H100, REPORTED, Rung, paper_w
 from phasesplit.planning.objective import Measure
 from phasesplit.planning.paper import COST_OPTIMAL, NOTHING, PUBLISHED_RATIOS, RERUN, ROBUSTNESS, Figure
 from phasesplit.planning.reasons import signed
@@ -25,6 +25,7 @@ from phasesplit.planning.study import (
     CONVERSATION,
     ISO_COST,
     ISO_POWER,
+    LAYOUTS,
     SPLITS,
     Case,
     named,
@@ -212,9 +213,12 @@ def _batch(found: Findings, workload: str) -> Iterable[Row]:
     for case in iso_power_cases(workload):
         ladder = found.batch_ladder(case)
         usd_per_h = taken(stock, case.layout, case.counts, Measure.COST)
-        kilowatts = taken_of(found, case.layout, case.counts, Measure.POWER) / PAPER_POWER["dgx-h100"] * 10.2
+        machines = [stock.machines[name] for name in LAYOUTS[case.layout]]
+        power_w = sum(
+            count * paper_w(machine, stock.machines[H100]) for count, machine in zip(case.counts, machines, strict=True)
+        )
 
-        def cell(rate: float, usd_per_h: float = usd_per_h, kilowatts: float = kilowatts) -> Cell:
+        def cell(rate: float, usd_per_h: float = usd_per_h, kilowatts: float = power_w / 1e3) -> Cell:
             return Cell(
                 rate, f"{rate:.0f}/s; {rate * _SECONDS_PER_HOUR / usd_per_h:.0f} a USD; {rate / kilowatts:.2f}/s a kW"
             )
