@@ -12,13 +12,11 @@ import pytest
 
 from phasesplit import cli, figures, provision
 from phasesplit.cli import plan_progress
-from phasesplit.cli.plan_view import flip_texts
 from phasesplit.files.plans import cluster_spec
 from phasesplit.files.problems import read_problem
 from phasesplit.files.specs import load_machine, load_model, write_cluster
 from phasesplit.files.time_sources import compare_sources
 from phasesplit.planning.plan import Plan, Step
-from phasesplit.planning.sensitivity import Axis, Point
 
 SMALL = shlex.split(
     "--model llama-3.1-70b --machines dgx-h100 --workload azure-conversation"
@@ -219,7 +217,9 @@ def test_an_interruption_prints_the_best_so_far_and_writes_nothing(
     monkeypatch.setattr(plan_progress.PlanProgress, "__call__", impatient)
     outcome = call("plan", *SMALL, "--write", "cluster.yaml", "--resume", "plan.journal")
     assert outcome.code == 130
-    assert outcome.err.endswith("phasesplit: interrupted\n")
+    assert outcome.err.endswith(
+        "phasesplit: not written, as the plan is not complete: cluster.yaml\nphasesplit: interrupted\n"
+    )
     assert "interrupted: there may be better" in outcome.out
     assert "dgx-h100" in outcome.out.split("\n", 1)[1]
     assert not (tmp_path / "cluster.yaml").exists()
@@ -359,19 +359,3 @@ def test_the_help_shows_an_example(call: Call) -> None:
     """A newcomer would not know where to begin."""
     outcome = call("plan", "--help")
     assert "phasesplit plan --model llama-3.1-70b --machines dgx-h100,dgx-a100" in outcome.out
-
-
-def points(axis: Axis, *pairs: tuple[float, float, float]) -> list[Point]:
-    return [Point(axis=axis, factor=factor, split=split, unsplit=unsplit) for factor, split, unsplit in pairs]
-
-
-def test_flips_say_on_which_side_unsplit_is_better() -> None:
-    """A person would split where it does not pay."""
-    low = points(Axis.RATIO, (0.25, 1.5, 1.0), (1.0, 1.0, 2.0))
-    assert flip_texts(Axis.RATIO, low, 70.0) == ["to unsplit below x0.5"]
-    high = points(Axis.RATE, (1.0, 1.0, 2.0), (4.0, 2.0, 1.0))
-    assert flip_texts(Axis.RATE, high, 10.0)[0].startswith("to unsplit above ")
-    assert flip_texts(Axis.RATE, high, 10.0)[0].endswith("/s")
-    gone = points(Axis.TIGHTNESS, (0.5, float("inf"), 1.0), (1.0, 1.0, 2.0))
-    assert flip_texts(Axis.TIGHTNESS, gone, 1.0) == ["to unsplit below somewhere from x0.5 to x1"]
-    assert flip_texts(Axis.LINK, points(Axis.LINK, (0.5, 2.0, 1.0), (1.0, 2.0, 1.0)), 1.0) == []

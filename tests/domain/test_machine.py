@@ -49,7 +49,7 @@ def test_every_figure_names_its_source(name: str) -> None:
     factors = {"prompt_time_factor", "token_time_factor"}
     figures = (
         {field.name for field in fields(Machine)}
-        - {"name", "profile", "sources", "server", "instances_per_server"}
+        - {"name", "profile", "sources", "server", "instances_per_server", "has_fast_links"}
         - factors
     )
     if machine.profile:

@@ -1,10 +1,12 @@
 """The report and the sheet of a plan: whole, self-contained, and with the plan's own figures."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from figures.plans import (
     CASES,
@@ -27,7 +29,7 @@ from figures.test_report import Page
 from phasesplit.errors import SpecError
 from phasesplit.figures import write_plan_figure, write_plan_html
 from phasesplit.figures.plan_crossover import crossover_line
-from phasesplit.figures.plan_front import front_line, unbeaten
+from phasesplit.figures.plan_front import draw_front, front_line, unbeaten
 from phasesplit.figures.plan_map import iso_measure, tint
 from phasesplit.figures.plan_panels import latency_metrics
 from phasesplit.figures.plan_report import plan_report
@@ -229,6 +231,29 @@ def test_front_leaves_out_what_another_beats() -> None:
     plan = split_plan()
     assert unbeaten(plan) == [1]
     assert front_line(plan).endswith(": 1.")
+
+
+@pytest.mark.parametrize("dear", [0, 1])
+def test_front_shows_what_the_verdict_compares(dear: int) -> None:
+    """The chart would show cheap designs that hold little, and leave out the winner or its rival as far beyond."""
+    plan = rate_plan()
+    cheap = replace(
+        plan.entries[1], taken={measure: taken / 9 for measure, taken in plan.entries[1].taken.items()}, rate_per_s=1.0
+    )
+    dearest = {measure: 2 * taken for measure, taken in plan.entries[dear].taken.items()}
+    plan.entries[dear] = replace(plan.entries[dear], taken=dearest)
+    plan.entries += [
+        cheap,
+        replace(plan.entries[dear], taken={one: taken * (1 + 1e-15) for one, taken in dearest.items()}),
+    ]
+    axes = Figure().subplots()
+    draw_front(axes, plan)
+    for entry in plan.entries[:2]:
+        low, high = axes.get_xlim()
+        assert low < entry.taken[Measure.COST] < high
+        low, high = axes.get_ylim()
+        assert low < entry.taken[Measure.POWER] / 1e3 < high
+    assert not any("far beyond" in text.get_text() for text in axes.texts)
 
 
 def test_crossover_names_both_kinds_of_flips() -> None:

@@ -156,6 +156,10 @@ def test_a_misspelt_field_of_the_workload_is_compared_with_the_workloads_fields(
         ({"minimize": "cost", "maximize": "throughput"}, "--minimize and --maximize: give one of the two"),
         ({"maximize": "throughput"}, "--maximize: needs a budget"),
         ({"existing": "dgx-h100=3"}, "--existing and --machines"),
+        *(
+            ({"existing": f"dgx-h100={count}"}, "allowed is MACHINE=COUNT with a whole number of servers from 1 to")
+            for count in ("0", "-2", "abc", "1e9", "1.5", "nan", "inf")
+        ),
         ({"preset": "iso-power"}, "--preset: needs --baseline"),
         ({"baseline": "4:dgx-h100"}, "--baseline: needs --preset"),
         ({"preset": "iso-cost", "baseline": "4:dgx-h100", "minimize": "cost"}, "leave out the objective"),

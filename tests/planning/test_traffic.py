@@ -1,5 +1,7 @@
 """A seed is the same requests at every rate; a ratio bends lengths and nothing else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def test_a_seed_gives_the_same_requests_at_every_rate(source: object, seed: int)
     """If wrong, two rates are compared on different requests, and chance decides which holds."""
     traffic = Traffic(source=source, rate_per_s=3.0, duration_s=60.0)
     slow, fast = traffic.trace(2.0, seed), traffic.trace(7.0, seed)
-    assert len(slow) < len(fast)
+    assert len(slow) <= len(fast)
     np.testing.assert_array_equal(slow.prompt_tokens, fast.prompt_tokens[: len(slow)])
     np.testing.assert_array_equal(slow.output_tokens, fast.output_tokens[: len(slow)])
     # And in the same pattern: time is scaled.
@@ -68,7 +70,7 @@ def test_a_ratio_bends_lengths_and_nothing_else(ratio: float) -> None:
 def test_a_length_and_an_arrival_model_are_heeded() -> None:
     """If wrong, half a trace is a whole one, or bursts are left out."""
     traffic = Traffic(source=workload(), rate_per_s=50.0, duration_s=100.0)
-    whole, half = traffic.trace(50.0, 1), traffic.trace(50.0, 1, length=0.5)
+    whole, half = traffic.trace(50.0, 1), replace(traffic, duration_s=50.0).trace(50.0, 1)
     np.testing.assert_array_equal(half.arrival_s, whole.arrival_s[: len(half)])
     assert half.arrival_s[-1] < 50.0 < whole.arrival_s[len(half)]
     bursty = Traffic(source=workload(), rate_per_s=50.0, duration_s=100.0, arrivals=Gamma(4.0)).trace(50.0, 1)
@@ -82,3 +84,21 @@ def test_lengths_of_a_recorded_trace_are_its_own() -> None:
     assert isinstance(table, LengthTable)
     assert table.requests.sum() == 40
     assert table.mean_prompt_tokens == pytest.approx(RECORDED.prompt_tokens.mean())
+
+
+def test_a_recorded_trace_is_played_whole_at_every_rate() -> None:
+    """If wrong, a plan is made for the quiet head of a trace, or capacity for another part than the plan."""
+    traffic = Traffic(source=RECORDED, rate_per_s=2.0, duration_s=len(RECORDED) / 2.0)
+    for rate_per_s in (0.5, 2.0, 7.0):
+        drawn = traffic.trace(rate_per_s, 0)
+        assert len(drawn) == len(RECORDED)
+        np.testing.assert_array_equal(drawn.prompt_tokens, RECORDED.prompt_tokens)
+    twice = replace(traffic, duration_s=2 * traffic.duration_s)
+    assert len(twice.trace(3.0, 0)) == 2 * len(RECORDED)
+
+
+def test_far_above_the_planned_rate_no_more_is_drawn_than_can_be_waited_for() -> None:
+    """If wrong, the capacity of a plan for one request an hour asks for millions of requests a probe."""
+    traffic = Traffic(source=workload(), rate_per_s=0.01, duration_s=1e5)
+    assert 3_000 < len(traffic.trace(50.0, 0)) < 5_000
+    assert len(traffic.trace(0.01, 0)) == pytest.approx(1_000, rel=0.2)

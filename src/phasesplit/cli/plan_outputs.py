@@ -78,6 +78,9 @@ def tell(asked: "Asked", made: "Plan", outputs: dict[str, Path], began_s: float,
             typer.echo(f"wrote {path}")
         if finished and "write" in outputs and asked.source and asked.source != "-":
             typer.echo(f"simulate it: {simulation_command(asked, made, outputs['write'])}")
+    if outputs and not finished:
+        why = "no design keeps the SLO" if made.complete else "the plan is not complete"
+        typer.echo(f"phasesplit: not written, as {why}: {', '.join(map(str, outputs.values()))}", err=True)
     if made.lost:
         raise WorkerLostError(made.lost)
     if not (made.complete and made.days_complete):

@@ -7,12 +7,13 @@ from typing import Any
 from phasesplit.cli.plan_days import print_days
 from phasesplit.cli.sources_view import print_sources
 from phasesplit.files.plan_sources import MachineSources
+from phasesplit.planning.capacity import TOLERANCE
 from phasesplit.planning.designs import counts_text
 from phasesplit.planning.misses import refusal
 from phasesplit.planning.objective import UNITS, Measure
-from phasesplit.planning.plan import Entry, Plan
+from phasesplit.planning.plan import Entry, Gain, Plan
 from phasesplit.planning.problem import Problem
-from phasesplit.planning.sensitivity import LENGTH, Axis, Point, changes, flips
+from phasesplit.planning.sensitivity import Axis, Point, changes, flips
 
 _WIDEST = 120
 
@@ -55,17 +56,17 @@ def print_plan(plan: Plan, elapsed_s: float, sources: Sequence[MachineSources] =
     console = Console(highlight=False)
     console.width = min(console.width, _WIDEST)
     if plan.best is not None:
-        console.print(_ranking(plan))
+        _print_ranking(console, plan)
     _print_refused(console, plan)
     if plan.verdict is not None:
         console.print(Text(f"{plan.verdict.text}\n", "bold"))
     _print_binding(console, plan)
     if plan.points:
         console.print(_sensitivity(plan))
-        console.print(Text(f"(on the first seed, traces of {LENGTH:.0%} of the length)\n", "dim"))
+        console.print(Text("(on the first seed alone)\n", "dim"))
     print_sources(console, sources)
     print_days(console, plan)
-    for source, users in _sources(plan.problem).items():
+    for source, users in _sources(plan).items():
         console.print(Text(f"phase times ({', '.join(users)}): {source}", "dim"))
     seeds = ", ".join(str(seed) for seed in plan.problem.seeds)
     why = plan.lost or "interrupted"
@@ -73,36 +74,60 @@ def print_plan(plan: Plan, elapsed_s: float, sources: Sequence[MachineSources] =
     console.print(Text(f"{plan.questions:,} simulations, seeds {seeds}, {elapsed_s:,.3g} s{stopped}", "dim"))
 
 
-def _sources(problem: Problem) -> dict[str, list[str]]:
-    """Return who uses each source of phase times."""
+def _sources(plan: Plan) -> dict[str, list[str]]:
+    """Return who uses each source of phase times: machines as asked for, and settings of them that are compared."""
+    problem = plan.problem
+    compared = [entry.design for entry in (plan.best_split, plan.best_unsplit) if entry is not None]
+    used = {number for design in compared for _, number in design.slots}
     users: dict[str, list[str]] = {}
-    for offer in problem.offers:
-        if not offer.variant_of:
+    for number, offer in enumerate(problem.offers):
+        if not offer.variant_of or number in used:
             users.setdefault(offer.times.source, []).append(offer.machine.name)
     if problem.reference is not None and problem.slo.needs_reference:
         users.setdefault(problem.reference.source, []).append("reference of slowdowns")
     return users
 
 
-def _ranking(plan: Plan) -> Any:
+def _print_ranking(console: Any, plan: Plan) -> None:
+    from rich.text import Text
+
+    table = _ranking(plan)
+    if table.__rich_measure__(console, console.options.update(max_width=_WIDEST)).minimum > console.width:
+        table = _ranking(plan, limit_below=True)
+    console.print(table)
+    if any(_is_of_first_seed(plan.problem, entry) for entry in plan.entries if entry.found.holds):
+        console.print(Text("~ on the first seed alone\n", "dim"))
+
+
+def _ranking(plan: Plan, *, limit_below: bool = False) -> Any:
+    """Return the table of the designs that keep the SLO.
+
+    Args:
+        plan: The plan.
+        limit_below: Whether the nearest limit stands below the design, where there is no room for a column of it.
+    """
     problem = plan.problem
     drawn = ("kW drawn",) if problem.objective == Measure.ENERGY or Measure.ENERGY in problem.budgets else ()
-    table = _table("", "design", "USD/h", "kW", *drawn, "kg/h", "holds", "nearest limit")
-    for column, width in ((1, 22), (-1, 12)):
+    heads = ("design, nearest limit",) if limit_below else ("design",)
+    last = () if limit_below else ("nearest limit",)
+    table = _table("", *heads, "USD/h", "kW", *drawn, "kg/h", "holds", *last)
+    for column, width in ((1, 18),) if limit_below else ((1, 18), (-1, 13)):
         table.columns[column].no_wrap = False
         table.columns[column].justify = "left"
         table.columns[column].min_width = width
     for rank, entry in enumerate((entry for entry in plan.entries if entry.found.holds), start=1):
         nearest = max(entry.found.answers, key=lambda answer: answer.worst, default=None)
+        limit = "" if nearest is None else f"{nearest.wall} {nearest.worst:.0%}"
+        what = f"{entry.design.kind}\n{counts_text(problem, entry.design, entry.found.counts)}{_servers(entry)}"
         table.add_row(
             str(rank),
-            f"{entry.design.kind}\n{counts_text(problem, entry.design, entry.found.counts)}{_servers(entry)}",
+            f"{what}\n{limit}".rstrip() if limit_below else what,
             f"{entry.taken[Measure.COST]:,.2f}",
             f"{entry.taken[Measure.POWER] / 1e3:,.1f}",
             *(f"{entry.taken[Measure.ENERGY] / 1e3:,.1f}" for _ in drawn),
             f"{entry.taken[Measure.CARBON]:,.1f}",
             _holds(problem, entry),
-            "" if nearest is None else f"{nearest.wall} {nearest.worst:.0%}",
+            *(() if limit_below else (limit,)),
             style="bold" if rank == 1 else "",
         )
     return table
@@ -118,7 +143,15 @@ def _servers(entry: Entry) -> str:
 def _holds(problem: Problem, entry: Entry) -> str:
     if problem.objective is None:
         return f"{entry.rate_per_s:,.3g}/s"
-    return f"≥{entry.rate_per_s:,.3g}/s" if entry.capacity is None else f"{entry.capacity.rate_per_s:,.3g}/s"
+    if entry.capacity is None:
+        return f"≥{entry.rate_per_s:,.3g}/s"
+    return f"{'~' if _is_of_first_seed(problem, entry) else ''}{entry.capacity.rate_per_s:,.3g}/s"
+
+
+def _is_of_first_seed(problem: Problem, entry: Entry) -> bool:
+    """Whether the capacity was looked for on the first seed of several."""
+    looked_for = problem.objective is not None and entry.capacity is not None
+    return looked_for and len(problem.seeds) > 1 and not entry.per_seed
 
 
 def _print_refused(console: Any, plan: Plan) -> None:
@@ -150,10 +183,17 @@ def _print_binding(console: Any, plan: Plan) -> None:
         wall = max(plan.walls, key=lambda one: one.share)
         console.print(f"Scarcest at the least it can need: {wall.resource} of {wall.where}, {wall.share:.0%}.")
     for gain in plan.gains:
-        more = f"{gain.more_per_s / gain.base_per_s:+.1%}" if gain.is_resolved and gain.base_per_s else "nothing"
-        console.print(f"With {gain.what}: {gain.rate_per_s:,.3g} requests/s ({more}).")
+        console.print(f"With {gain.what}: {gain_text(gain)}.")
     if plan.gains:
         console.print()
+
+
+def gain_text(gain: Gain) -> str:
+    """Return what an addition buys; nothing where it is within what searches leave open."""
+    if abs(gain.more_per_s) <= TOLERANCE * gain.base_per_s:
+        return f"nothing (within {TOLERANCE:.0%})"
+    more = f"{gain.more_per_s / gain.base_per_s:+.1%}" if gain.more_per_s > 0 < gain.base_per_s else "no more"
+    return f"{gain.rate_per_s:,.3g} requests/s ({more})"
 
 
 def _sensitivity(plan: Plan) -> Any:
@@ -189,7 +229,7 @@ def flip_texts(axis: Axis, points: list[Point], rate_per_s: float) -> list[str]:
 
 
 def _place(axis: Axis, factor: float, rate_per_s: float) -> str:
-    return f"{factor * rate_per_s:,.3g}/s" if axis == Axis.RATE else f"x{factor:.2g}"
+    return f"{factor * rate_per_s:,.3g}/s" if axis == Axis.RATE else f"x{factor:.3g}"
 
 
 def _advantage(point: Point) -> str:

@@ -29,6 +29,7 @@ class Machine:
         profile: Name of the machine whose measured profile this one uses (itself, unless power-capped).
         server: Name of the whole, uncapped machine that this one is a variant of; empty where it is none.
         instances_per_server: How many of these make one server to rent: more than 1 for a slice.
+        has_fast_links: Whether its accelerators are joined by links of their own (NVLink) and not by PCIe alone.
         prompt_time_factor: Factor on prompt times against that profile (a power cap or a lower clock makes it > 1).
         token_time_factor: Factor on token times against that profile.
         sources: Field name to where its figure comes from.
@@ -51,6 +52,7 @@ class Machine:
     profile: str = ""
     server: str = ""
     instances_per_server: int = 1
+    has_fast_links: bool = True
     prompt_time_factor: float = 1.0
     token_time_factor: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict)

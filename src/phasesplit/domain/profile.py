@@ -70,7 +70,7 @@ class PhaseTimes:
             return self
         return replace(
             self,
-            source=f"{self.source}; prompt times x {prompt_factor:g}, token times x {token_factor:g}",
+            source=f"{self.source}; prompt times x {prompt_factor:g}, token times x {token_factor:g}, assumed",
             prompt_knots_s=self.prompt_knots_s * prompt_factor,
             token_knots_s=self.token_knots_s * token_factor,
             prompt_pair_s=self.prompt_pair_s * prompt_factor,

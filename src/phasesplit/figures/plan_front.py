@@ -11,7 +11,7 @@ _LEAST_AREA, _MOST_AREA = 25.0, 190.0
 _OFFSETS = ((7, 5), (7, -11), (-7, 5), (-7, -11), (0, 11), (0, -17), (15, 13), (-15, 13), (15, -21), (-15, -21))
 """Where a label may stand, in points from its marker, the best place first."""
 _FARTHEST = 2.0
-"""Times the least cost or power; what takes more is named, not drawn."""
+"""Times the least cost or power; what takes more, and more than the best of each kind, is named, not drawn."""
 _LONGEST_NOTE = 28
 _MOST_BARS = 8
 _CHARACTER, _LINE = 4.6, 9.0
@@ -37,14 +37,16 @@ def draw_front(axes: Any, plan: Plan) -> None:
         _draw_rates(axes, holding, names)
         return
     best = set(unbeaten(plan))
-    nearby = {rank for rank, entry in enumerate(holding, 1) if _is_near(entry, holding)}
+    places = {rank: _place(entry) for rank, entry in enumerate(holding, 1)}
+    farthest = _farthest(plan, list(places.values()))
+    nearby = {rank for rank, place in places.items() if place[0] <= farthest[0] and place[1] <= farthest[1]}
     most = max(entry.first_seed_per_s for entry in holding) or 1.0
     labels: dict[tuple[float, float], list[int]] = {}
     by_area = sorted(enumerate(holding, 1), key=lambda item: (-item[1].first_seed_per_s, item[0]))
     for above, (rank, entry) in enumerate(by_area):
         if rank not in nearby:
             continue
-        place = (entry.taken[Measure.COST], entry.taken[Measure.POWER] / 1e3)
+        place = places[rank]
         is_best = rank in best
         axes.scatter(
             *place,
@@ -88,12 +90,16 @@ def _draw_rates(axes: Any, holding: list[Entry], names: list[tuple[str, str]]) -
     axes.spines["left"].set_visible(False)
 
 
-def _is_near(entry: Entry, holding: list[Entry]) -> bool:
-    """Whether a design costs and needs little enough to be shown without crowding the best ones together."""
-    return all(
-        entry.taken[measure] <= _FARTHEST * min(other.taken[measure] for other in holding)
-        for measure in (Measure.COST, Measure.POWER)
-    )
+def _place(entry: Entry) -> tuple[float, float]:
+    """Return cost and power, in kW, so rounded that the same machines added up in another order are in one place."""
+    return round(entry.taken[Measure.COST], 6), round(entry.taken[Measure.POWER] / 1e3, 6)
+
+
+def _farthest(plan: Plan, places: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return up to where designs are shown: as far as what the verdict compares, the rest without crowding it."""
+    compared = [_place(entry) for entry in (plan.best_split, plan.best_unsplit) if entry is not None]
+    usd, kw = (max(_FARTHEST * min(one[end] for one in places), *(one[end] for one in compared)) for end in (0, 1))
+    return usd, kw
 
 
 def _few() -> Any:

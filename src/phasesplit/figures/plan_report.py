@@ -38,7 +38,7 @@ from phasesplit.planning.capacity import TOLERANCE
 from phasesplit.planning.designs import counts_text
 from phasesplit.planning.plan import Plan
 from phasesplit.planning.search import EXACT_CELLS, RESOLUTION
-from phasesplit.planning.sensitivity import LENGTH, Axis
+from phasesplit.planning.sensitivity import Axis
 from phasesplit.simulation.result import Result
 
 PLAN_GLOSSARY = (
@@ -197,7 +197,7 @@ def _limits(plan: Plan) -> list[tuple[str, str]]:
                    f"break an SLO that fewer keep, and what is better by less than {100 * RESOLUTION:g} % is left."),
         ("capacity", f"Found to within {100 * TOLERANCE:g} %: for the best split and the best unsplit design "
                      "on every seed, for others on the first."),
-        ("flips", f"The points are simulated on the first seed and on traces {readable.percent(LENGTH)} as long."),
+        ("flips", "The points are simulated on the first seed alone."),
         ("walls", "Shares are safe lower bounds: what they refuse no simulation would keep, what they allow may fail."),
         ("money, power, carbon", f"List prices, provisioned power and lifetimes of the machine files; electricity at "
                                  f"{readable.number(problem.grid_kg_per_kwh)} kg CO₂e/kWh."),

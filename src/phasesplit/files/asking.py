@@ -1,5 +1,6 @@
 """The question of a plan, made out of a checked spec: machines, traffic, rate, length of traces, contradictions."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,7 +143,7 @@ class Reader:
             rate = _expected_rate_per_s(held or problem)
         else:
             rate = spec.rate or self._own_rate(problem.traffic.source)
-        duration_s = spec.duration or min(max(LEAST_DURATION_S, REQUESTS / rate), 1e7)
+        duration_s = spec.duration or self._own_duration_s(problem.traffic.source, rate)
         if rate * duration_s > MOST_REQUESTS:
             where = self.where("duration")
             raise SpecError(
@@ -159,7 +160,7 @@ class Reader:
             source=spec.workload.source or "",
             options=self._options(),
             times=spec.times,
-            notes=(*offers.left_out, *notes),
+            notes=(*offers.notes, *notes),
             day=read_day(spec, self.where, problem, rate_known=problem.objective is not None and held is None),
         )
 
@@ -302,6 +303,15 @@ class Reader:
             raise SpecError(f"{self.where('rate')}: missing, percentiles of lengths say nothing of it")
         assert spec.prompt is not None and spec.output is not None  # noqa: S101, PT018 - checked above
         return workload_from_percentiles(spec.prompt, spec.output, self.spec.rate or 1.0, arrivals=self._arrivals())
+
+    def _own_duration_s(self, source: "Workload | Trace", rate_per_s: float) -> float:
+        """Return how long traces last: a recorded one is played whole, since its head need not be like the rest."""
+        from phasesplit.domain.request import Trace
+
+        if isinstance(source, Trace):
+            rounds = max(1, math.ceil(LEAST_DURATION_S * rate_per_s / len(source)))
+            return rounds * len(source) / rate_per_s
+        return min(max(LEAST_DURATION_S, REQUESTS / rate_per_s), 1e7)
 
     def _own_rate(self, source: "Workload | Trace") -> float:
         if not source.rate_per_s:

@@ -3,6 +3,7 @@
 import csv
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -33,6 +34,8 @@ WHOLE = 8
 
 _SHIPPED = "Splitwise, ISCA 2024, tensor parallelism over {} GPUs, medians of 5 runs"
 _OWN_COLUMNS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
+SLOW_LINKS = "without fast links between accelerators times may be 10 to 20 times as long"
+"""Said of a roofline over PCIe. Source: aiconfigurator's tables of 8 L40S against it (docs/phase-times.md)."""
 TIME_SOURCES = ("auto", "measured", "roofline", "aiconfigurator")
 """Where phase times may come from; auto: measured where there are measurements, else the roofline."""
 _LARGEST = 1e9
@@ -97,6 +100,8 @@ def phase_times(
         else:
             overhead_s = _overhead_s(model) if overhead_per_layer_s is None else overhead_per_layer_s
             times = roofline_times(model, machine, overhead_per_layer_s=overhead_s)
+            if machine.accelerators > 1 and not machine.has_fast_links:
+                times = replace(times, source=f"{times.source}; {SLOW_LINKS}")
     return times.scaled(machine.prompt_time_factor, machine.token_time_factor)
 
 

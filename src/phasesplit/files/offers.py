@@ -9,7 +9,7 @@ from phasesplit.domain.model import Model
 from phasesplit.domain.profile import PhaseTimes
 from phasesplit.domain.variants import fitting_degree, sliced, tensor_parallel_degrees
 from phasesplit.errors import SpecError
-from phasesplit.files.catalog import phase_times, with_room_for
+from phasesplit.files.catalog import SLOW_LINKS, phase_times, with_room_for
 from phasesplit.files.specs import load_machine
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Offers:
         source: Where phase times come from, as for `phase_times`.
         offers: What was added.
         written: Name of a machine to how it was written, with which files name it.
-        left_out: Why machines were not added, a sentence each.
+        notes: What to tell, a sentence each: machines left out, times that are not to be trusted.
     """
 
     model: Model
@@ -39,7 +39,7 @@ class Offers:
     source: str = "auto"
     offers: "list[Offer]" = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -78,7 +78,7 @@ class Offers:
                 self._add_variants(machine, name, text, degrees, caps)
         if len(refusals) == len(names):
             raise max(refusals, key=lambda one: one[0])[1]
-        self.left_out += [f"{refusal}; left out" for _, refusal in refusals]
+        self.notes += [f"{refusal}; left out" for _, refusal in refusals]
 
     def times(self, machine: Machine) -> PhaseTimes:
         """Return the phase times of the model on a machine from the source that was asked for.
@@ -93,7 +93,10 @@ class Offers:
     def _append(self, machine: Machine, text: str, *, variant_of: str = "", existing: int | None = None) -> None:
         from phasesplit.planning.problem import Offer
 
-        self.offers.append(Offer(machine=machine, times=self.times(machine), variant_of=variant_of, existing=existing))
+        times = self.times(machine)
+        if times.source.endswith(SLOW_LINKS) and not variant_of:
+            self.notes.append(f"{machine.name}: {SLOW_LINKS} as planned with; measure it, or plan with aiconfigurator")
+        self.offers.append(Offer(machine=machine, times=times, variant_of=variant_of, existing=existing))
         self.written[machine.name] = text
 
     def _add_variants(

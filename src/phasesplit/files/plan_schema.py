@@ -71,7 +71,7 @@ def _counts(value: object) -> dict[str, int]:
             number = quantity(one, "count", most=MOST_MACHINES)
         except ValueError:
             number = math.nan
-        if number != math.floor(number):
+        if not math.isfinite(number) or number != math.floor(number):
             raise ValueError(f"MACHINE=COUNT with a whole number of servers from 1 to {MOST_MACHINES:,}")
         found[name] = int(number)
     if not 1 <= len(found) <= _MOST_TYPES:

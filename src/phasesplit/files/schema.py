@@ -83,6 +83,7 @@ class MachineSpec(Spec):
     prompt_w: Watts
     token_w: Watts
     accelerators_limit_w: Watts = 0.0
+    has_fast_links: bool = True
     price_usd_per_hour: Annotated[float, quantity_in("usd_per_hour", 1e6)]
     embodied_kg_co2e: Annotated[float, quantity_in("kg_co2e", 1e8)]
     lifetime_s: Annotated[float, quantity_in("s", 1e10)] = 4 * 365 * 86_400.0

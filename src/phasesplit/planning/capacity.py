@@ -73,7 +73,7 @@ def capacity(
                 probes=0,
             )
     down = _STEP
-    duration_s = floors.problem.traffic.duration_s * variation.length
+    duration_s = floors.problem.traffic.duration_s
     lowest = min(rate, _FEWEST_REQUESTS / duration_s)
     while broken - held > tolerance * broken and rate >= lowest:
         replies: list[Answer] = []

@@ -26,7 +26,7 @@ from phasesplit.planning.probe import Answer, Question, value_of
 from phasesplit.planning.problem import AS_ASKED, Problem, Variation
 from phasesplit.planning.search import Found, Hunt
 from phasesplit.planning.sensitivity import FACTORS, Axis, Point, bent
-from phasesplit.planning.verdict import advantage_of, decide
+from phasesplit.planning.verdict import EVEN, Verdict, advantage_of, decide
 
 _FALLBACKS = 3
 """So many designs of a side are tried where better ones cannot keep a bent SLO."""
@@ -166,8 +166,10 @@ class Planner:
         split = plan.best_split
         finalists = [*([] if split is None else [split]), *plan.unsplit_side]
         seeds = self.problem.seeds
-        sets = {entry.design: [seeds, *((seed,) for seed in seeds)] for entry in finalists}
-        if self.thorough:
+        whole = {one: search.best for one, search in self._searches.items() if isinstance(search, Stretch)}
+        overall = [] if whole else [seeds]
+        sets = {entry.design: [*overall, *((seed,) for seed in seeds)] for entry in finalists}
+        if self.thorough and not whole:
             sets = {entry.design: [seeds[:1]] for entry in plan.entries if entry.found.holds} | sets
         bounds = self._bounds(AS_ASKED)
         holding = {entry.design: entry for entry in plan.entries if entry.found.holds}
@@ -183,10 +185,10 @@ class Planner:
         plan.entries = [
             replace(
                 entry,
-                capacity=found[entry.design, sets[entry.design][0]],
-                per_seed=tuple(found[entry.design, of] for of in sets[entry.design][1:]),
+                capacity=whole[entry.design] if whole else found[entry.design, sets[entry.design][0]],
+                per_seed=tuple(found[entry.design, of] for of in sets.get(entry.design, [])[len(overall) :]),
             )
-            if entry.design in sets
+            if entry.design in sets or (whole and entry.found.holds)
             else entry
             for entry in plan.entries
         ]
@@ -199,6 +201,15 @@ class Planner:
                 str(self.problem.objective or RATE),
                 apart=len(side) > 1,
             )
+            self._follow(plan.verdict)
+
+    def _follow(self, verdict: Verdict) -> None:
+        """Let the side that the verdict is for go first where the two are even."""
+        entries, best = self.plan.entries, self.plan.best
+        winner = self.plan.best_split if verdict.split else self.plan.best_unsplit
+        if best is not None and winner is not None and abs(verdict.advantage) <= EVEN:
+            entries.remove(winner)
+            entries.insert(0, winner)
 
     def _per_seed(self, split: Entry, side: list[Entry]) -> list[float]:
         """Return the advantage of the split on each seed, of the objective per request/s of capacity."""
@@ -278,12 +289,22 @@ class Planner:
                     searches[side, place] = self._hunt(rivals[turn], variation, rate, self.problem.seeds[:1]).run()
             values |= {key: one.value for key, one in self._drive(searches).items()}
         for axis in Axis:
-            points = [
+            self.plan.points += [
                 Point(axis=axis, factor=place[1], split=values["split", place], unsplit=values["unsplit", place])
                 for place in places
                 if place[0] == axis
             ]
-            self.plan.points += points
+        self._doubt()
+
+    def _doubt(self) -> None:
+        """Say so where the points, which are on the first seed alone, lead the other way at what was asked."""
+        verdict = self.plan.verdict
+        asked = next((point for point in self.plan.points if point.factor == 1.0), None)
+        if verdict is None or asked is None or abs(asked.advantage) <= EVEN:
+            return
+        if (asked.advantage > 0) != verdict.split:
+            text = f"{verdict.text.removesuffix('.')}. On the first seed alone it is the other way round."
+            self.plan.verdict = replace(verdict, sure=False, text=text)
 
     def _rivals(self, split: bool) -> list[Design]:
         """Return the designs of one side on different machines, the best first."""

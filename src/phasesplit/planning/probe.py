@@ -95,7 +95,7 @@ class Prober:
         """Return the simulation behind an answer, with every metric if wanted."""
         problem = self.problem
         bent = question.variation
-        trace: Trace = self._drawn(question.rate_per_s, question.seed, bent.ratio, bent.length)
+        trace: Trace = self._drawn(question.rate_per_s, question.seed, bent.ratio)
         slo = problem.slo if bent.tightness == 1.0 else problem.slo.scaled(bent.tightness)
         return simulate(
             cluster_for(problem, question.design, question.counts, bent),

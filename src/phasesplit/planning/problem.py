@@ -73,13 +73,11 @@ class Variation(NamedTuple):
         ratio: On prompt tokens per output token.
         link: On the bandwidth of network cards.
         tightness: On every limit of the SLO (above 1: looser).
-        length: On the length of the simulated traces.
     """
 
     ratio: float = 1.0
     link: float = 1.0
     tightness: float = 1.0
-    length: float = 1.0
 
 
 AS_ASKED = Variation()

@@ -20,8 +20,11 @@ Asking = Generator[Sequence[Question], Sequence[Answer], "Found"]
 
 EXACT_CELLS = 24
 """Up to so many candidates a search tries them in order of their objective and assumes nothing; beyond, it takes for
-granted that more machines never break an SLO that fewer keep, and leaves what is better by less than RESOLUTION."""
+granted that more machines never break an SLO that fewer keep, and leaves what is better by less than RESOLUTION. Of a
+measure that is drawn it takes for granted as well that machines which are not needed only draw more, and that serving
+itself draws at least LEAST_WORK of the least seen."""
 RESOLUTION = 0.01
+LEAST_WORK = 0.95
 _GROWTH = 1.2
 """Factor between two steps up from the floors."""
 _MOST_STEPS = 60
@@ -95,6 +98,7 @@ class Hunt:
     _answers: dict[Counts, list[Answer]] = field(init=False, default_factory=dict)
     _judged: dict[Counts, bool] = field(init=False, default_factory=dict)
     _cutoff: float = field(init=False, default=float("inf"))
+    _work: float = field(init=False, default=float("inf"))
 
     def __post_init__(self) -> None:
         self.found = Found(design=self.design, complete=False)
@@ -225,14 +229,28 @@ class Hunt:
             yield from self._holds(counts, cells[index + 1 :])
 
     def _along_border(self, cells: list[Counts]) -> Generator[Sequence[Question], Sequence[Answer], None]:
-        """Try the largest cells that could still be better; what breaks takes all cells below it along."""
-        left = [counts for counts in cells if self.bound(counts) < self.found.value * (1 - RESOLUTION)]
+        """Try the largest cells that could still be better; what breaks takes all cells below it along.
+
+        Of a measure that is drawn, the largest are not the border: the middle ones are tried, and what holds takes all
+        cells above it along, since machines that are not needed only draw more.
+        """
+        drawn = self.measure not in ADDITIVE
+        left = [counts for counts in cells if self._may_be_better(counts)]
         while left:
-            largest = left.pop()
-            if (yield from self._holds(largest, _apart(largest, left))):
-                left = [counts for counts in left if self.bound(counts) < self.found.value * (1 - RESOLUTION)]
+            largest = left.pop(len(left) // 2 if drawn else -1)
+            if (yield from self._holds(largest, () if drawn else _apart(largest, left))):
+                left = [
+                    counts for counts in left if self._may_be_better(counts) and not (drawn and _below(largest, counts))
+                ]
             elif not any(answer.is_over_budget for answer in self._answers[largest]):
                 left = [counts for counts in left if not _below(counts, largest)]
+
+    def _may_be_better(self, counts: Counts) -> bool:
+        """Whether counts could be better than the best so far by more than is worth looking for."""
+        bound = self.bound(counts)
+        if self.measure not in ADDITIVE and self._work < float("inf"):
+            bound = max(bound, self.taken(counts) + LEAST_WORK * self._work)
+        return bound < self.found.value * (1 - RESOLUTION)
 
     def _holds(
         self, counts: Counts, others: Iterable[Counts] = ()
@@ -247,14 +265,18 @@ class Hunt:
             unasked = (other for other in others if other not in self._answers)
             yield from self._ask([counts, *islice(unasked, self.width - 1)])
         answers = self._answers[counts]
-        held = self._judged[counts] = all(answer.holds for answer in answers)
-        if not held:
+        self._judged[counts] = all(answer.holds for answer in answers)
+        if not self._judged[counts]:
             broken = next(answer for answer in answers if not answer.holds)
             if self.found.miss is None or broken.worst < self.found.miss[1].worst:
                 self.found.miss = (counts, broken)
-        elif (value := value_of(self.measure, self.taken(counts), answers)) < self.found.value:
+            return False
+        taken = self.taken(counts)
+        value = value_of(self.measure, taken, answers)
+        self._work = min(self._work, value - taken)
+        if value < self.found.value:
             self.found.value, self.found.counts, self.found.answers = value, counts, tuple(answers)
-        return held
+        return True
 
     def _ask(self, wave: Sequence[Counts]) -> Generator[Sequence[Question], Sequence[Answer], None]:
         """Ask about counts on every seed; those that break on the first are not asked about on the others."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import pairwise
 from math import exp, isnan, log
 
-from phasesplit.planning.problem import Variation
+from phasesplit.planning.problem import AS_ASKED, Variation
 from phasesplit.planning.verdict import advantage_of
 
 
@@ -26,19 +26,17 @@ FACTORS: dict[Axis, tuple[float, ...]] = {
     Axis.TIGHTNESS: (0.8, 1.0, 1.25, 2.0),
 }
 """Factors of each axis."""
-LENGTH = 0.5
-"""Share of the plan's trace that is simulated at each point, the point as asked among them."""
 
 
 def bent(axis: Axis, factor: float) -> tuple[float, Variation]:
     """Return the factor on the rate, and the variation, of a point on an axis."""
     if axis == Axis.RATE:
-        return factor, Variation(length=LENGTH)
+        return factor, AS_ASKED
     if axis == Axis.RATIO:
-        return 1.0, Variation(length=LENGTH, ratio=factor)
+        return 1.0, Variation(ratio=factor)
     if axis == Axis.LINK:
-        return 1.0, Variation(length=LENGTH, link=factor)
-    return 1.0, Variation(length=LENGTH, tightness=factor)
+        return 1.0, Variation(link=factor)
+    return 1.0, Variation(tightness=factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

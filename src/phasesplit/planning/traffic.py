@@ -1,6 +1,7 @@
 """The requests that a plan is made for: traces at any rate, and the moments that floors need."""
 
 from dataclasses import dataclass, replace
+from math import isclose
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from phasesplit.errors import SpecError
 Floats = NDArray[np.float64]
 
 _DOUBLINGS = 10
+_MOST_TIMES_PLANNED = 4
+"""So many times the planned number of requests are drawn at most: a cluster of one machine may hold a thousand times a
+low rate, over the hours that a low rate takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -46,19 +50,26 @@ class Traffic:
             return self.source.lengths
         return LengthTable.counted(self.source.prompt_tokens, self.source.output_tokens)
 
-    def trace(self, rate_per_s: float, seed: int, ratio: float = 1.0, length: float = 1.0) -> Trace:
+    def trace(self, rate_per_s: float, seed: int, ratio: float = 1.0) -> Trace:
         """Return requests at a rate; a seed gives the same requests at every rate (common random numbers).
 
-        Seed 0 of a recorded trace has its own rows in their own order; other seeds keep its arrivals and draw rows
-        again, whole.
+        A recorded trace is played over the same share of its pattern, or as many times, at every rate. Seed 0 has its
+        own rows in their own order; other seeds keep its arrivals and draw rows again, whole. A drawn trace at a rate
+        far above the planned one ends earlier.
 
         Args:
             rate_per_s: Mean arrival rate, > 0.
             seed: Seed, >= 0.
             ratio: Factor on the ratio of prompt to output tokens, > 0: prompts longer by its root, outputs shorter.
-            length: Factor on the trace's length.
         """
-        drawn = self._drawn(rate_per_s, self.duration_s * length, seed)
+        requests = self.duration_s * self.rate_per_s
+        if isinstance(self.source, Workload):
+            drawn = self._drawn(rate_per_s, min(self.duration_s, _MOST_TIMES_PLANNED * requests / rate_per_s), seed)
+        elif (rounds := round(requests / len(self.source))) and isclose(rounds * len(self.source), requests):
+            # Half a mean gap more, and no request more: the last round is whole whatever the rounding.
+            drawn = self._drawn(rate_per_s, (requests + 0.5) / rate_per_s, seed).head(rounds * len(self.source))
+        else:
+            drawn = self._drawn(rate_per_s, requests / rate_per_s, seed)
         return drawn if ratio == 1.0 else _with_ratio(drawn, ratio)
 
     def _drawn(self, rate_per_s: float, duration_s: float, seed: int) -> Trace:

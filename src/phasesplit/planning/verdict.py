@@ -82,7 +82,7 @@ def _text(wins: bool, sure: bool, share: float, per_seed: Sequence[float], what:
     doubt = ""
     if not sure:
         # With every seed on the other side, it is the rounding to whole machines that speaks for the winner.
-        against = all((one > 0) != wins for one in per_seed)
+        against = abs(share) > EVEN and all((one > 0) != wins for one in per_seed)
         doubt = f"; {'whole machines alone decide' if against else 'the seeds do not agree'}, so take it as even"
     return f"{head} ({per}{spread} over {seeds}, + is for the split){doubt}."
 
