@@ -6,6 +6,11 @@ PhasesplitError
   InfeasibleError      no design meets the SLO: carries the nearest miss and the binding limit
   SimulationError      an invariant broke in the kernel: always our bug
   WorkerLostError      a process that simulates for a plan ended before it answered (out of memory, killed)
+  GatewayError         the gateway cannot serve a request: carries the HTTP status of the answer
+    RequestError       the client's request is wrong: 4xx, names the field
+    NoCapacityError    nothing can take the request now: 503 + Retry-After
+    WorkerError        a worker refused, failed or timed out: 502, after the retries are spent
+    TransferError      the KV cache did not arrive whole: re-prefilled elsewhere first, then 502
 ```
 
 The command line prints the message as one line and exits with 2 for a `SpecError`, 1 for an `InfeasibleError` or a
@@ -60,3 +65,55 @@ class SimulationError(PhasesplitError):
 
 class WorkerLostError(PhasesplitError):
     """A worker process ended, or cannot be started; the message says what is known of why."""
+
+
+class GatewayError(PhasesplitError):
+    """The gateway cannot serve a request.
+
+    Attributes:
+        status: HTTP status of the answer, as long as no content has reached the client.
+    """
+
+    status = 500
+
+
+class RequestError(GatewayError):
+    """The client's request is wrong.
+
+    Attributes:
+        status: HTTP status, 400 to 499.
+        param: The request's field, dotted ("messages.0.role"), or None where no single field is to blame.
+        code: A word for programs ("context_length_exceeded"), or None.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+class NoCapacityError(GatewayError):
+    """Nothing can take the request now.
+
+    Attributes:
+        retry_after_s: Seconds after which the client should try again, > 0.
+    """
+
+    status = 503
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class WorkerError(GatewayError):
+    """A worker refused, failed or timed out, and the retries are spent."""
+
+    status = 502
+
+
+class TransferError(GatewayError):
+    """The KV cache did not arrive whole: nothing of it may be read."""
+
+    status = 502

@@ -1,0 +1,1 @@
+"""The live gateway: an OpenAI-compatible endpoint in front of phase-split machines."""

@@ -1,0 +1,45 @@
+"""What one gateway lets clients ask of it."""
+
+from dataclasses import dataclass, fields
+
+from phasesplit.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds that a deployment sets.
+
+    Attributes:
+        body_bytes: Longest request body; longer is 413.
+        header_s: Seconds within which a request's head and body must have arrived; slower is 408.
+        live_requests: Client requests served or queued at once; more is 503.
+        queued_requests: Requests without a pair; more is 503.
+        choices: Choices of one request: prompts x n.
+        messages: Messages of a chat.
+        attempts: Pairs tried for one request.
+        first_token_s: Seconds from arrival within which the first content must be there.
+        request_s: Seconds from arrival within which the last token must be there.
+        lease_s: Seconds that a KV lease lives without a heartbeat.
+        structured_output: Whether the machines behind the gateway can hold output to a grammar.
+
+    Raises:
+        SpecError: A bound is not positive.
+    """
+
+    body_bytes: int = 4 << 20
+    header_s: float = 10.0
+    live_requests: int = 2048
+    queued_requests: int = 1024
+    choices: int = 16
+    messages: int = 2048
+    attempts: int = 3
+    first_token_s: float = 60.0
+    request_s: float = 600.0
+    lease_s: float = 30.0
+    structured_output: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "structured_output" and not 0 < value < float("inf"):
+                raise SpecError.bad(f"limits, {field.name}", value, "a positive number")

@@ -1,0 +1,1 @@
+"""The wire: what OpenAI clients send and get, and what each of a request's two machines is sent."""

@@ -1,0 +1,133 @@
+"""From a body to a request, or to the error that says what is wrong with it."""
+
+from typing import TypeVar
+
+import orjson
+from pydantic import ValidationError
+
+from phasesplit.errors import RequestError
+from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.openai.requests import ChatRequest, CompletionRequest, Sampled, extras
+
+_Kind = TypeVar("_Kind", bound=Sampled)
+
+NOT_FOR_CLIENTS = frozenset({"kv_transfer_params", "request_id"})
+"""Fields by which the gateway steers machines; a client that sets one could take another client's KV."""
+
+
+def parsed_completion(body: bytes, limits: Limits) -> CompletionRequest:
+    """Return the request in a body of POST /v1/completions.
+
+    Args:
+        body: The body's bytes.
+        limits: What the deployment allows.
+
+    Raises:
+        RequestError: 413 for a body that is too long, 400 for anything else that is wrong with it.
+    """
+    request = _parsed(CompletionRequest, body, limits)
+    if request.best_of is not None and request.best_of > (request.n or 1):
+        raise _unsupported("best_of", "choosing the best of more completions than n is not offered")
+    if request.suffix:
+        raise _unsupported("suffix", "text after the completion is not offered")
+    _check(request, limits)
+    return request
+
+
+def parsed_chat(body: bytes, limits: Limits) -> ChatRequest:
+    """Return the request in a body of POST /v1/chat/completions.
+
+    Args:
+        body: The body's bytes.
+        limits: What the deployment allows.
+
+    Raises:
+        RequestError: 413 for a body that is too long, 400 for anything else that is wrong with it.
+    """
+    request = _parsed(ChatRequest, body, limits)
+    if len(request.messages) > limits.messages:
+        raise _invalid("messages", f"{len(request.messages)} messages, allowed are {limits.messages}")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise _invalid("top_logprobs", "only allowed when logprobs is true")
+    if None not in (request.max_tokens, request.max_completion_tokens) and request.most_tokens != request.max_tokens:
+        raise _invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
+    _check(request, limits)
+    return request
+
+
+def output_bound(request: Sampled, prompt_tokens: int, context_tokens: int) -> int:
+    """Return the most output tokens of a choice: the client's bound, or what the context leaves.
+
+    Args:
+        request: The request.
+        prompt_tokens: Tokens of the choice's prompt.
+        context_tokens: Longest context that the model, and the memory of every machine it may run on, allow.
+
+    Raises:
+        RequestError: Prompt and output do not fit into the context.
+    """
+    wanted = request.most_tokens
+    # Without a bound there has to be room for one token at least.
+    if prompt_tokens + (1 if wanted is None else wanted) > context_tokens:
+        output = "" if wanted is None else f" and {wanted} output tokens"
+        raise RequestError(
+            f"the longest context is {context_tokens} tokens; the request has {prompt_tokens} prompt tokens{output}",
+            param="messages" if isinstance(request, ChatRequest) else "prompt",
+            code="context_length_exceeded",
+        )
+    return context_tokens - prompt_tokens if wanted is None else wanted
+
+
+def _parsed(kind: type[_Kind], body: bytes, limits: Limits) -> _Kind:
+    if len(body) > limits.body_bytes:
+        raise RequestError(f"the body has {len(body)} bytes, allowed are {limits.body_bytes}", status=413)
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise RequestError("the body is not a JSON object", code="invalid_json")
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _of_validation(error) from None
+
+
+def _of_validation(error: ValidationError) -> RequestError:
+    """Return the first thing that is wrong, in OpenAI's words for it."""
+    first = error.errors(include_url=False)[0]
+    param = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return RequestError(f"{param} is required", param=param, code="missing_required_parameter")
+    value = repr(first["input"])
+    shown = value if len(value) <= 80 else f"{value[:77]}..."
+    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    return RequestError(f"{param}: {first['msg']}, got {shown}", param=param, code=code)
+
+
+def _check(request: Sampled, limits: Limits) -> None:
+    """Raise for fields that are right alone and wrong together, or that this deployment does not allow."""
+    for name in extras(request):
+        if name in NOT_FOR_CLIENTS:
+            raise _unsupported(name, "only the gateway may set this field")
+    if extras(request).get("use_beam_search"):
+        raise _unsupported("use_beam_search", "beam search is not offered")
+    if request.choice_count > limits.choices:
+        raise _invalid("n", f"{request.choice_count} choices (prompts x n), allowed are {limits.choices}")
+    if request.stream_options is not None and not request.stream:
+        raise _invalid("stream_options", "only allowed when stream is true")
+    if request.min_tokens is not None and request.most_tokens is not None and request.min_tokens > request.most_tokens:
+        raise _invalid("min_tokens", f"{request.min_tokens} is above max_tokens {request.most_tokens}")
+    form = request.response_format
+    if form is not None and form.type != "text" and not limits.structured_output:
+        raise _unsupported(
+            "response_format", f"the machines behind this gateway cannot hold output to {form.type}; allowed is text"
+        )
+
+
+def _invalid(param: str, message: str) -> RequestError:
+    return RequestError(f"{param}: {message}", param=param, code="invalid_value")
+
+
+def _unsupported(param: str, message: str) -> RequestError:
+    return RequestError(f"{param}: {message}", param=param, code="unsupported_parameter")

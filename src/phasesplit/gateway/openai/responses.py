@@ -1,0 +1,181 @@
+"""Answers and chunks of streams, as OpenAI clients know them.
+
+A choice ends with "stop" or "length". There is no way to build a finished choice out of an error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phasesplit.gateway.openai.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one chunk adds to a choice.
+
+    Attributes:
+        index: The choice.
+        text: Its text, empty in a chunk that only ends the choice.
+        logprobs: Its tokens', None where the client did not ask.
+        text_offset: Characters of the choice's text before it.
+        finish_reason: Why the choice ends here, None where it goes on.
+    """
+
+    index: int
+    text: str = ""
+    logprobs: Sequence[TokenLogprob] | None = None
+    text_offset: int = 0
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A choice that has come to its normal end.
+
+    Attributes:
+        index: The choice.
+        text: All of it, an echoed prompt included.
+        finish_reason: "stop" for the end of the text or a stop, "length" for the bound on tokens.
+        logprobs: Its tokens', None where the client did not ask.
+        text_offset: Where in the text the first of these tokens begins.
+        stop_reason: The stop string or stop token that ended it, None for neither. Extension of vLLM.
+    """
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    logprobs: Sequence[TokenLogprob] | None = None
+    text_offset: int = 0
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What all parts of one answer share.
+
+    Attributes:
+        request: The request's number, without prefix.
+        created_s: Whole seconds since 1970.
+        model: The model's name, as the client gave it.
+    """
+
+    request: str
+    created_s: int
+    model: str
+
+    def _head(self, prefix: str, kind: str) -> dict[str, Any]:
+        return {"id": f"{prefix}-{self.request}", "object": kind, "created": self.created_s, "model": self.model}
+
+    def completion(self, choices: Sequence[Finished], used: dict[str, int]) -> dict[str, Any]:
+        """Return the whole answer of /v1/completions.
+
+        Args:
+            choices: All choices, in order.
+            used: The answer's `usage`.
+        """
+        return self._head("cmpl", "text_completion") | {
+            "choices": [{"text": choice.text} | _end(choice, _completion_logprobs(choice)) for choice in choices],
+            "usage": used,
+        }
+
+    def chat(self, choices: Sequence[Finished], used: dict[str, int]) -> dict[str, Any]:
+        """Return the whole answer of /v1/chat/completions.
+
+        Args:
+            choices: All choices, in order.
+            used: The answer's `usage`.
+        """
+        return self._head("chatcmpl", "chat.completion") | {
+            "choices": [
+                {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+                | _end(choice, _chat_logprobs(choice))
+                for choice in choices
+            ],
+            "usage": used,
+        }
+
+    def completion_chunk(self, piece: Piece, *, with_usage: bool) -> dict[str, Any]:
+        """Return a chunk of a /v1/completions stream.
+
+        Args:
+            piece: What it adds to its choice.
+            with_usage: Whether the stream ends with a chunk of usage; the others then say null.
+        """
+        added = {"text": piece.text, "logprobs": _completion_logprobs(piece)}
+        return self._chunk("cmpl", "text_completion", piece, added, with_usage)
+
+    def chat_chunk(self, piece: Piece, *, with_usage: bool) -> dict[str, Any]:
+        """Return a chunk of a /v1/chat/completions stream; an empty piece has an empty delta.
+
+        Args:
+            piece: What it adds to its choice.
+            with_usage: Whether the stream ends with a chunk of usage; the others then say null.
+        """
+        delta = {"content": piece.text} if piece.text or piece.logprobs else {}
+        added = {"delta": delta, "logprobs": _chat_logprobs(piece)}
+        return self._chunk("chatcmpl", "chat.completion.chunk", piece, added, with_usage)
+
+    def role_chunk(self, index: int, *, with_usage: bool) -> dict[str, Any]:
+        """Return the first chunk of a chat's choice: who speaks. It is not a token.
+
+        Args:
+            index: The choice.
+            with_usage: See `chat_chunk`.
+        """
+        added = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+        return self._chunk("chatcmpl", "chat.completion.chunk", Piece(index), added, with_usage)
+
+    def completion_usage_chunk(self, used: dict[str, int]) -> dict[str, Any]:
+        """Return the last chunk of a /v1/completions stream whose client wants usage."""
+        return self._head("cmpl", "text_completion") | {"choices": [], "usage": used}
+
+    def chat_usage_chunk(self, used: dict[str, int]) -> dict[str, Any]:
+        """Return the last chunk of a /v1/chat/completions stream whose client wants usage."""
+        return self._head("chatcmpl", "chat.completion.chunk") | {"choices": [], "usage": used}
+
+    def _chunk(self, prefix: str, kind: str, piece: Piece, added: dict[str, Any], with_usage: bool) -> dict[str, Any]:
+        chunk = self._head(prefix, kind)
+        chunk["choices"] = [{"index": piece.index} | added | {"finish_reason": piece.finish_reason}]
+        return chunk | {"usage": None} if with_usage else chunk
+
+
+def _completion_logprobs(part: Piece | Finished) -> dict[str, Any] | None:
+    return None if part.logprobs is None else completion_logprobs(part.logprobs, part.text_offset)
+
+
+def _chat_logprobs(part: Piece | Finished) -> dict[str, Any] | None:
+    return None if part.logprobs is None else chat_logprobs(part.logprobs)
+
+
+def _end(choice: Finished, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+
+
+def usage(prompt_tokens: Sequence[int], output_ids: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Return the `usage` of an answer, counted from token ids.
+
+    Args:
+        prompt_tokens: Tokens of each prompt; a prompt with n choices counts once.
+        output_ids: The output token ids of each choice, a stop token included.
+    """
+    prompt, output = sum(prompt_tokens), sum(map(len, output_ids))
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+def model_list(names: Sequence[str], created_s: int) -> dict[str, Any]:
+    """Return the answer of /v1/models.
+
+    Args:
+        names: The models served.
+        created_s: Whole seconds since 1970.
+    """
+    models = [{"id": name, "object": "model", "created": created_s, "owned_by": "phasesplit"} for name in names]
+    return {"object": "list", "data": models}

@@ -1,0 +1,318 @@
+"""The states of a request, and what every event does in each of them: one pure table.
+
+A *request* here is one choice of a client's request (a client asking for n choices makes n of them). It is in one
+state: queued (no pair of machines), prefilling (pair assigned, prompt phase waiting or running), transferring (the
+first token is here, the rest of its KV is on its way), waiting (all KV is on the token machine), decoding, or at an
+end: done, refused (no machine has worked for it), failed. The prompt machine holds KV for it while prefilling and
+transferring, the token machine from prefilling to decoding; so each row says exactly what is released.
+
+What each event leads to; `.` is absorbed (counted, changes nothing), `/` lists outcomes of which the first that applies
+is taken. All events are absorbed in done, refused and failed.
+
+```
+event            queued          prefilling            transferring     waiting          decoding
+assigned         prefilling      .                     .                .                .
+prompt_started   .               prefilling            .                .                .
+first_token      .               waiting/transferring  .                .                .
+kv_ready         .               prefilling            waiting          .                .
+token            .               failed/queued/failed  decoding         decoding         decoding
+last_token       .               done                  done             done             done
+stopped          .               done                  done             done             done
+content_sent     .               .                     transferring     waiting          decoding
+client_gone      failed          failed                failed           failed           failed
+deadline         failed/refused  failed/failed         failed/failed    failed/failed    failed/failed
+cancelled        failed/refused  failed/failed         failed/failed    failed/failed    failed/failed
+no_capacity      failed/refused  .                     .                .                .
+input_refused    refused         failed/refused        failed/refused   failed/refused   failed/refused
+worker_refused   .               failed/queued/failed  failed/queued/failed  failed/queued/failed  failed/queued/failed
+prompt_lost      .               failed/queued/failed  failed/queued/failed  .           .
+token_lost       .               failed/queued/failed  failed/queued/failed  failed/queued/failed  failed/queued/failed
+transfer_failed  .               failed/queued/failed  failed/queued/failed  failed/queued/failed  failed/queued/failed
+```
+
+failed/queued/failed: once the client has content, the stream ends with an error event; before that the request goes
+back to the queue while it has attempts left; else the answer is a 5xx. Continuing elsewhere after content would be a
+change of the first of the three (`_lost`), and of nothing else; until then no request is prefilling with content sent.
+
+Two machines report on two connections, so their reports may cross. KV that is ready before the first token is
+remembered; a token of the token phase that overtakes `kv_ready` implies it, for no token leaves a machine before its
+KV is whole. A token that comes while the prompt phase runs has no such excuse: the attempt is given up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+from phasesplit.gateway.leases import Reason
+
+
+class State(StrEnum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    TRANSFERRING = "transferring"
+    WAITING = "waiting"
+    DECODING = "decoding"
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class Event(StrEnum):
+    """What can happen to a request.
+
+    `first_token` ends a prompt phase whose token is not the last; `last_token` is the last by the machine's own word,
+    from either side; `stopped` is the last by the gateway's (it found a stop string), which the machines do not know.
+    `content_sent` is told just before the first content goes to the client. A loss is also a stall or an error of that
+    machine. `worker_refused` is a machine that is full, `input_refused` a machine (or the gateway) that finds the
+    request wrong.
+    """
+
+    ASSIGNED = "assigned"
+    PROMPT_STARTED = "prompt_started"
+    FIRST_TOKEN = "first_token"
+    KV_READY = "kv_ready"
+    TOKEN = "token"
+    LAST_TOKEN = "last_token"
+    STOPPED = "stopped"
+    CONTENT_SENT = "content_sent"
+    CLIENT_GONE = "client_gone"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    NO_CAPACITY = "no_capacity"
+    INPUT_REFUSED = "input_refused"
+    WORKER_REFUSED = "worker_refused"
+    PROMPT_LOST = "prompt_lost"
+    TOKEN_LOST = "token_lost"
+    TRANSFER_FAILED = "transfer_failed"
+
+
+class Action(StrEnum):
+    """What the driver does, in the order given.
+
+    `emit` adds the token to the answer, `finish` ends it normally, `end_with_error` ends a begun stream with an error
+    event. `answer_4xx` repeats the refusal's own message; `answer_503` carries Retry-After. `reassign` drops the tokens
+    that no client has seen and asks for another pair. A release of a side without a reservation (one machine took both
+    phases) does nothing.
+    """
+
+    RESERVE_PROMPT = "reserve_prompt"
+    RESERVE_TOKEN = "reserve_token"
+    SEND_LEGS = "send_legs"
+    CANCEL_PROMPT = "cancel_prompt"
+    CANCEL_TOKEN = "cancel_token"
+    RELEASE_PROMPT = "release_prompt"
+    RELEASE_TOKEN = "release_token"
+    EMIT = "emit"
+    FINISH = "finish"
+    REASSIGN = "reassign"
+    END_WITH_ERROR = "end_with_error"
+    ANSWER_4XX = "answer_4xx"
+    ANSWER_502 = "answer_502"
+    ANSWER_503 = "answer_503"
+    ABSORB = "absorb"
+
+
+class When(Enum):
+    """The condition of a row; rows of an entry are tried in order, and the last is always ALWAYS."""
+
+    ALWAYS = "always"
+    SENT = "the client has content"
+    RETRY = "the client has no content, and attempts are left"
+    LANDED = "all KV arrived before the first token"
+    TRIED = "a pair has been assigned before"
+
+
+class Row(NamedTuple):
+    """One outcome of an event.
+
+    Attributes:
+        when: The condition.
+        state: The state afterwards.
+        actions: What the driver does.
+    """
+
+    when: When
+    state: State
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request is.
+
+    Attributes:
+        state: Where it is.
+        attempts: Pairs assigned so far, >= 0; events of machines carry the number of the attempt they belong to.
+        landed: All KV has arrived, though the first token has not.
+        sent: The client has content: from here on a second start would repeat text.
+    """
+
+    state: State = State.QUEUED
+    attempts: int = 0
+    landed: bool = False
+    sent: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the request is done, refused or failed."""
+        return self.state in ENDS
+
+
+ENDS = frozenset({State.DONE, State.REFUSED, State.FAILED})
+"""States that no event leaves."""
+
+HOLDS_PROMPT = frozenset({State.PREFILLING, State.TRANSFERRING})
+"""States in which the prompt machine holds KV for the request."""
+HOLDS_TOKEN = frozenset({State.PREFILLING, State.TRANSFERRING, State.WAITING, State.DECODING})
+"""States in which the token machine holds KV, or room for it."""
+
+REASONS = {
+    Event.FIRST_TOKEN: Reason.COMPLETED,
+    Event.KV_READY: Reason.COMPLETED,
+    Event.LAST_TOKEN: Reason.COMPLETED,
+    Event.STOPPED: Reason.COMPLETED,
+    Event.CLIENT_GONE: Reason.CLIENT_GONE,
+    Event.DEADLINE: Reason.DEADLINE,
+    Event.CANCELLED: Reason.CANCELLED,
+    Event.INPUT_REFUSED: Reason.REFUSED,
+    Event.WORKER_REFUSED: Reason.REFUSED,
+    Event.PROMPT_LOST: Reason.WORKER_LOST,
+    Event.TOKEN_LOST: Reason.WORKER_LOST,
+    Event.TRANSFER_FAILED: Reason.TRANSFER_FAILED,
+}
+"""Why KV is released at an event; `release_reason` adds the one event whose reason depends on the state."""
+
+
+def release_reason(state: State, event: Event) -> Reason:
+    """Return why KV that the event releases in this state is released."""
+    if event is Event.TOKEN:
+        return Reason.TRANSFER_FAILED if state is State.PREFILLING else Reason.COMPLETED
+    return REASONS[event]
+
+
+def _released(state: State) -> tuple[Action, ...]:
+    prompt = (Action.RELEASE_PROMPT,) if state in HOLDS_PROMPT else ()
+    return (*prompt, Action.RELEASE_TOKEN) if state in HOLDS_TOKEN else prompt
+
+
+def _dropped(state: State) -> tuple[Action, ...]:
+    """Return the actions that call off what the machines do for a request, then release its KV."""
+    prompt = (Action.CANCEL_PROMPT,) if state in HOLDS_PROMPT else ()
+    token = (Action.CANCEL_TOKEN,) if state in HOLDS_TOKEN else ()
+    return (*prompt, *token, *_released(state))
+
+
+def _ended(state: State, answer: Action, end: State = State.FAILED) -> tuple[Row, ...]:
+    """Return the rows of an event after which nothing is tried again."""
+    dropped = _dropped(state)
+    return (
+        Row(When.SENT, State.FAILED, (*dropped, Action.END_WITH_ERROR)),
+        Row(When.ALWAYS, end, (*dropped, answer)),
+    )
+
+
+def _lost(state: State) -> tuple[Row, ...]:
+    """Return the rows of an event that costs an attempt. The first is where continuing elsewhere would start."""
+    dropped = _dropped(state)
+    return (
+        Row(When.SENT, State.FAILED, (*dropped, Action.END_WITH_ERROR)),
+        Row(When.RETRY, State.QUEUED, (*dropped, Action.REASSIGN)),
+        Row(When.ALWAYS, State.FAILED, (*dropped, Action.ANSWER_502)),
+    )
+
+
+def _queue_end(answer: Action) -> tuple[Row, ...]:
+    """Return the rows of an end in the queue: a failure only if machines have worked for the request."""
+    return (Row(When.TRIED, State.FAILED, (answer,)), Row(When.ALWAYS, State.REFUSED, (Action.ANSWER_503,)))
+
+
+def _always(state: State, *actions: Action) -> tuple[Row, ...]:
+    return (Row(When.ALWAYS, state, actions),)
+
+
+def _filled() -> dict[tuple[State, Event], tuple[Row, ...]]:
+    """Return the whole table."""
+    queued, prefilling, transferring = State.QUEUED, State.PREFILLING, State.TRANSFERRING
+    waiting, decoding, done = State.WAITING, State.DECODING, State.DONE
+    reserve = (Action.RESERVE_PROMPT, Action.RESERVE_TOKEN, Action.SEND_LEGS)
+    table = {(state, event): _always(state, Action.ABSORB) for state in State for event in Event}
+    table |= {
+        (queued, Event.ASSIGNED): _always(prefilling, *reserve),
+        (queued, Event.CLIENT_GONE): _always(State.FAILED),
+        (queued, Event.DEADLINE): _queue_end(Action.ANSWER_502),
+        (queued, Event.CANCELLED): _queue_end(Action.ANSWER_503),
+        (queued, Event.NO_CAPACITY): _queue_end(Action.ANSWER_503),
+        (queued, Event.INPUT_REFUSED): _always(State.REFUSED, Action.ANSWER_4XX),
+        (prefilling, Event.PROMPT_STARTED): _always(prefilling),
+        (prefilling, Event.FIRST_TOKEN): (
+            Row(When.LANDED, waiting, (Action.RELEASE_PROMPT, Action.EMIT)),
+            Row(When.ALWAYS, transferring, (Action.EMIT,)),
+        ),
+        (prefilling, Event.KV_READY): _always(prefilling),
+        (transferring, Event.KV_READY): _always(waiting, Action.RELEASE_PROMPT),
+        (prefilling, Event.TOKEN): _lost(prefilling),
+        (transferring, Event.TOKEN): _always(decoding, Action.RELEASE_PROMPT, Action.EMIT),
+        (waiting, Event.TOKEN): _always(decoding, Action.EMIT),
+        (decoding, Event.TOKEN): _always(decoding, Action.EMIT),
+        # The token machine waits for KV that nobody will use.
+        (prefilling, Event.LAST_TOKEN): _always(done, *_dropped(prefilling), Action.EMIT, Action.FINISH),
+    }
+    for state in (prefilling, transferring, waiting, decoding):
+        table[state, Event.STOPPED] = _always(done, *_dropped(state), Action.EMIT, Action.FINISH)
+        table[state, Event.CLIENT_GONE] = _always(State.FAILED, *_dropped(state))
+        table[state, Event.DEADLINE] = _ended(state, Action.ANSWER_502)
+        table[state, Event.CANCELLED] = _ended(state, Action.ANSWER_503)
+        table[state, Event.INPUT_REFUSED] = _ended(state, Action.ANSWER_4XX, State.REFUSED)
+        for event in (Event.WORKER_REFUSED, Event.TOKEN_LOST, Event.TRANSFER_FAILED):
+            table[state, event] = _lost(state)
+    for state in (prefilling, transferring):
+        # Later the token machine has all it needs, and goes on alone.
+        table[state, Event.PROMPT_LOST] = _lost(state)
+    for state in (transferring, waiting, decoding):
+        table[state, Event.CONTENT_SENT] = _always(state)
+        table[state, Event.LAST_TOKEN] = _always(done, *_released(state), Action.EMIT, Action.FINISH)
+    return table
+
+
+TABLE = _filled()
+"""Every event in every state: its rows in the order in which they are tried."""
+
+
+def step(
+    progress: Progress, event: Event, *, most_attempts: int, attempt: int | None = None
+) -> tuple[Progress, tuple[Action, ...]]:
+    """Return where a request is after an event, and what to do.
+
+    Args:
+        progress: Where it is.
+        event: What happened.
+        most_attempts: How many pairs a request may be given in all, >= 1.
+        attempt: The attempt that the reporting machine works for; an event of another one is absorbed. None for events
+            of the client and of the gateway itself.
+    """
+    if attempt is not None and attempt != progress.attempts:
+        return progress, (Action.ABSORB,)
+    row = _chosen(TABLE[progress.state, event], progress, most_attempts)
+    after = replace(
+        progress,
+        state=row.state,
+        attempts=progress.attempts + (event is Event.ASSIGNED and row.state is not progress.state),
+        landed=row.state is State.PREFILLING and (progress.landed or event is Event.KV_READY),
+        sent=progress.sent or (event is Event.CONTENT_SENT and row.actions != (Action.ABSORB,)),
+    )
+    return after, row.actions
+
+
+def _chosen(rows: Sequence[Row], progress: Progress, most_attempts: int) -> Row:
+    """Return the first row whose condition holds."""
+    holds = {
+        When.ALWAYS: True,
+        When.SENT: progress.sent,
+        When.RETRY: not progress.sent and progress.attempts < most_attempts,
+        When.LANDED: progress.landed,
+        When.TRIED: progress.attempts > 0,
+    }
+    return next(row for row in rows if holds[row.when])

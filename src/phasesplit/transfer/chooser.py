@@ -1,0 +1,78 @@
+"""Serialized or layer by layer: what the link measured says for a prompt of this size."""
+
+from collections.abc import Callable
+from enum import Enum
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasesplit.domain.link import Link, layerwise_threshold_tokens
+from phasesplit.domain.model import Model
+from phasesplit.errors import TransferError
+from phasesplit.transfer.layout import KvLayout
+
+Floats = NDArray[np.float64]
+_SLOWEST_BYTES_PER_S = 1.0
+
+
+class Mode(Enum):
+    """When the KV of a layer leaves."""
+
+    SERIALIZED = "serialized"  # all of it when the prompt phase has ended
+    LAYERWISE = "layerwise"  # each layer as soon as it is final
+
+
+def fit_link(sizes_bytes: ArrayLike, times_s: ArrayLike, *, per_layer_s: float = 0.0, slowdown: float = 0.0) -> Link:
+    """Return the straight line through measured transfers: latency plus size / bandwidth.
+
+    Errors are weighed by their share of the time, so that small transfers set the latency.
+
+    Args:
+        sizes_bytes: Sizes of transfers, (n,), at least two different ones.
+        times_s: Their times, (n,), > 0.
+        per_layer_s: Measured cost that each layer adds to a layer-wise transfer, >= 0.
+        slowdown: Measured share of the streaming time by which the prompt phase gets longer, >= 0.
+
+    Raises:
+        TransferError: Fewer than two different sizes, or times that do not grow with them.
+
+    Source: least squares; weights: ours.
+    """
+    sizes, times = np.asarray(sizes_bytes, np.float64), np.asarray(times_s, np.float64)
+    if len(np.unique(sizes)) < 2 or sizes.shape != times.shape or not (times > 0).all():
+        raise TransferError("a link needs the times, above 0, of transfers of at least two sizes")
+    weighted = np.stack([1 / times, sizes / times], axis=1)
+    latency_s, s_per_byte = np.linalg.lstsq(weighted, np.ones_like(times), rcond=None)[0]
+    if not 0 < s_per_byte <= 1 / _SLOWEST_BYTES_PER_S:
+        raise TransferError("times of transfers do not grow with their sizes: measure larger ones")
+    return Link(
+        bytes_per_s=float(1 / s_per_byte),
+        latency_s=max(0.0, float(latency_s)),
+        per_layer_s=per_layer_s,
+        streaming_slowdown=slowdown,
+    )
+
+
+def threshold_tokens(model: Model, layout: KvLayout, prompt_time_s: Callable[[Floats], Floats], link: Link) -> int:
+    """Return the smallest prompt that is sent layer by layer: the planner's, for the KV that really moves.
+
+    Args:
+        model: The model.
+        layout: Its KV here, which may be of another type than the model's.
+        prompt_time_s: Prompt tokens, float64 (n,), to the time of the prompt phase.
+        link: The link, as measured (`fit_link`).
+
+    Source: `domain.link.layerwise_threshold_tokens`.
+    """
+    kv_bytes_per_token = layout.layers * layout.block_bytes / layout.block_tokens
+    return layerwise_threshold_tokens(model, prompt_time_s, link, kv_bytes_per_token=kv_bytes_per_token)
+
+
+def choose(prompt_tokens: int, threshold: int) -> Mode:
+    """Return how a prompt's KV travels.
+
+    Args:
+        prompt_tokens: Tokens of the prompt, >= 1.
+        threshold: Result of `threshold_tokens`.
+    """
+    return Mode.LAYERWISE if prompt_tokens >= threshold else Mode.SERIALIZED

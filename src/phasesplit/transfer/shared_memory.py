@@ -1,0 +1,223 @@
+"""Shared memory on one host: the sender copies blocks into the receiver's pool; only messages pass a Unix socket.
+
+The pool is an anonymous file (memfd) whose descriptor goes to a sender with the WELCOME, so a peer that was refused
+never sees it, and nothing is left behind by processes that are killed (`multiprocessing.shared_memory` leaves a name
+in /dev/shm, and its tracker takes it from under those who still use it). A sender that has it belongs to the same user
+and is trusted to write where its reservation says; the receiver checks the place and the bytes of what it is told of.
+
+The copy comes before the message in program order, and the kernel's locks in `send` and `recv` order them for other
+processors too.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit.errors import TransferError
+from phasesplit.transfer.channel import Condition, Place
+from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.messages import HEADER_BYTES, LONGEST_TEXT_BYTES, Kind, Message, unpack
+
+_BACKLOG = 64
+
+
+class SharedPool:
+    """A pool of KV blocks that other processes can write to once they are given its descriptor.
+
+    Args:
+        layout: The blocks.
+        blocks: How many, >= 1.
+
+    Raises:
+        OSError: There is no memory for it.
+    """
+
+    def __init__(self, layout: KvLayout, blocks: int) -> None:
+        size_bytes = layout.layers * blocks * layout.block_bytes
+        self._file = os.memfd_create("phasesplit-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._file, size_bytes)
+        # A pool that shrank under a process that has it mapped would kill it.
+        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        mapped = mmap.mmap(self._file, size_bytes)
+        self.blocks = np.frombuffer(mapped, np.uint8).reshape(layout.layers, blocks, layout.block_bytes)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the memory."""
+        return self._file
+
+    def close(self) -> None:
+        """Close the descriptor; the memory lives until the last array over it is gone."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+class SharedMemoryChannel:
+    """One end.
+
+    Args:
+        connection: A connected Unix socket that keeps the borders of messages; the channel owns it.
+        pool: The receiver's pool, at its end; None at the sender's.
+    """
+
+    def __init__(self, connection: socket.socket, pool: SharedPool | None = None) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._pool = pool
+        self._target: NDArray[np.uint8] | None = None
+        self._copied: Message | None = None
+        self._deaf = False
+        self.condition = Condition.OPEN
+
+    def offer(self, message: Message, payload: NDArray[np.uint8] | None) -> bool:
+        """See `Channel.offer`; the bytes are in the receiver's pool before the message is sent."""
+        if self.condition is not Condition.OPEN or self._deaf:
+            return False
+        if payload is not None and message is not self._copied:
+            if self._target is None:
+                self._end(Condition.DAMAGED)
+                return False
+            target = self._target[message.layer, message.first_block : message.first_block + message.blocks]
+            np.copyto(target.reshape(-1), payload)
+            self._copied = message
+        try:
+            if message.kind is Kind.WELCOME and self._pool is not None:
+                socket.send_fds(self._socket, [message.pack()], [self._pool.fileno()])
+            else:
+                self._socket.send(message.pack())
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._end(Condition.LOST)
+            return False
+        self._copied = None
+        return True
+
+    def flush(self) -> bool:
+        """See `Channel.flush`."""
+        return True
+
+    def poll(self, place: Place) -> list[Message]:
+        """See `Channel.poll`; frames are in their place already."""
+        del place
+        come: list[Message] = []
+        while self.condition is Condition.OPEN:
+            try:
+                packed, files = self._receive()
+            except BlockingIOError:
+                break
+            except OSError:
+                self._end(Condition.LOST)
+                break
+            try:
+                if not packed:
+                    self._end(Condition.CLOSED)
+                    break
+                if self._deaf:
+                    continue
+                message = unpack(packed[:HEADER_BYTES], packed[HEADER_BYTES:])
+                if message.kind is Kind.WELCOME and files and self._pool is None:
+                    self._target = _mapped(files[0], message.text)
+                come.append(message)
+            except (TransferError, OSError, ValueError):
+                # A peer that has the pool may write on until its own end closes.
+                self.cut() if self._pool is not None else self._end(Condition.DAMAGED)
+            finally:
+                for file in files:
+                    os.close(file)
+        return come
+
+    def cut(self) -> None:
+        """See `Channel.cut`: only the peer's own end, or its death, proves that it writes no more."""
+        self._deaf = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """See `Channel.close`."""
+        self._end(Condition.CLOSED)
+
+    def fileno(self) -> int:
+        """See `Channel.fileno`; -1 when the channel has ended."""
+        return self._socket.fileno()
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        if self._pool is not None or self._target is not None:
+            return self._socket.recv(HEADER_BYTES + LONGEST_TEXT_BYTES), []
+        packed, files, _, _ = socket.recv_fds(self._socket, HEADER_BYTES + LONGEST_TEXT_BYTES, 1)
+        return packed, list(files)
+
+    def _end(self, condition: Condition) -> None:
+        if self.condition is Condition.OPEN:
+            self.condition = condition
+        self._target = None
+        self._socket.close()
+
+
+class SharedMemoryListener:
+    """Takes connections of processes on this host that belong to the same user.
+
+    Args:
+        path: Where the socket is made; must not exist.
+        pool: The receiver's pool.
+
+    Raises:
+        OSError: The socket cannot be made there.
+    """
+
+    def __init__(self, path: str, pool: SharedPool) -> None:
+        self._path = path
+        self._pool = pool
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.bind(path)
+            os.chmod(path, 0o600)
+            self._socket.listen(_BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+
+    def accept(self) -> SharedMemoryChannel | None:
+        """Return the next connection, or None if there is none now."""
+        try:
+            return SharedMemoryChannel(self._socket.accept()[0], self._pool)
+        except BlockingIOError:
+            return None
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when there is a connection."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Listen no more, and take the socket away."""
+        self._socket.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+def connect_shared_memory(path: str) -> SharedMemoryChannel:
+    """Return a channel to a listener on this host.
+
+    Raises:
+        OSError: Nobody listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return SharedMemoryChannel(connection)
+
+
+def _mapped(file: int, text: bytes) -> NDArray[np.uint8]:
+    """Return the pool behind a descriptor, checked against what its owner says of it."""
+    greeting = Greeting.from_text(text)
+    shape = (greeting.layout.layers, greeting.blocks, greeting.layout.block_bytes)
+    return np.frombuffer(mmap.mmap(file, int(np.prod(shape))), np.uint8).reshape(shape)

@@ -1,0 +1,113 @@
+"""The states of a transfer, seen from each end: every event in every state, as tables.
+
+An event that leaves a state as it is has come late or twice: it is absorbed and counted. `READ` where nothing may be
+read is the only mistake of a caller, and `None`.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+
+class Arrival(Enum):
+    """A transfer at its receiver."""
+
+    RESERVED = auto()  # blocks are held, nothing has come
+    RECEIVING = auto()  # some frames have come
+    READY = auto()  # every layer is there, each frame's checksum was right
+    READING = auto()  # the token phase has the blocks
+    DRAINING = auto()  # failed; blocks are held until the sender cannot write to them any more
+    RELEASED = auto()  # the blocks are free
+
+
+class ArrivalEvent(Enum):
+    """What happens to a transfer at its receiver."""
+
+    FRAME = auto()  # a frame came whole
+    LAST_FRAME = auto()  # a frame came whole, and nothing is missing now
+    BAD_FRAME = auto()  # wrong checksum, or outside the reservation
+    READ = auto()  # the token phase takes the blocks
+    RELEASE = auto()  # the token phase is done, or never began
+    ABORT = auto()  # our side gives up
+    EXPIRE = auto()  # no heartbeat before the deadline
+    PEER_ABORT = auto()  # the sender gives up, and has stopped
+    PEER_STOPPED = auto()  # the sender has stopped because we gave up
+    PEER_LOST = auto()  # the channel ended in any way
+
+
+class Departure(Enum):
+    """A transfer at its sender."""
+
+    OPEN = auto()  # layers may be sent
+    SENT = auto()  # all frames are handed over; the receiver's completion is awaited
+    COMPLETED = auto()  # the receiver has everything
+    FAILED = auto()  # anything else
+
+
+class DepartureEvent(Enum):
+    """What happens to a transfer at its sender."""
+
+    LAST_SENT = auto()
+    PEER_READY = auto()
+    PEER_ABORT = auto()
+    ABORT = auto()
+    EXPIRE = auto()
+    PEER_LOST = auto()
+
+
+def _failing(state: Arrival) -> dict[ArrivalEvent, Arrival | None]:
+    """Return the row of a state in which the sender may still write: whatever goes wrong, it must stop first."""
+    return {
+        ArrivalEvent.FRAME: Arrival.RECEIVING,
+        ArrivalEvent.LAST_FRAME: Arrival.READY,
+        ArrivalEvent.BAD_FRAME: Arrival.DRAINING,
+        ArrivalEvent.READ: None,
+        ArrivalEvent.RELEASE: Arrival.DRAINING,
+        ArrivalEvent.ABORT: Arrival.DRAINING,
+        ArrivalEvent.EXPIRE: Arrival.DRAINING,
+        ArrivalEvent.PEER_ABORT: Arrival.RELEASED,
+        ArrivalEvent.PEER_STOPPED: state,
+        ArrivalEvent.PEER_LOST: Arrival.RELEASED,
+    }
+
+
+def _whole(state: Arrival, after_peer_abort: Arrival) -> dict[ArrivalEvent, Arrival | None]:
+    """Return the row of a state in which everything has arrived: the sender writes no more."""
+    return {
+        **dict.fromkeys(ArrivalEvent, state),
+        ArrivalEvent.READ: Arrival.READING,
+        ArrivalEvent.RELEASE: Arrival.RELEASED,
+        ArrivalEvent.ABORT: Arrival.RELEASED,
+        ArrivalEvent.EXPIRE: Arrival.RELEASED,
+        ArrivalEvent.PEER_ABORT: after_peer_abort,
+    }
+
+
+ARRIVAL_TABLE: Mapping[Arrival, Mapping[ArrivalEvent, Arrival | None]] = {
+    Arrival.RESERVED: _failing(Arrival.RESERVED),
+    Arrival.RECEIVING: _failing(Arrival.RECEIVING),
+    Arrival.READY: _whole(Arrival.READY, Arrival.RELEASED),
+    Arrival.READING: _whole(Arrival.READING, Arrival.READING),
+    Arrival.DRAINING: {
+        **dict.fromkeys(ArrivalEvent, Arrival.DRAINING),
+        ArrivalEvent.READ: None,
+        ArrivalEvent.PEER_ABORT: Arrival.RELEASED,
+        ArrivalEvent.PEER_STOPPED: Arrival.RELEASED,
+        ArrivalEvent.PEER_LOST: Arrival.RELEASED,
+    },
+    Arrival.RELEASED: {**dict.fromkeys(ArrivalEvent, Arrival.RELEASED), ArrivalEvent.READ: None},
+}
+
+DEPARTURE_TABLE: Mapping[Departure, Mapping[DepartureEvent, Departure]] = {
+    # A completion for what was not sent is a lie of the peer: nothing may be built on it.
+    Departure.OPEN: {
+        **dict.fromkeys(DepartureEvent, Departure.FAILED),
+        DepartureEvent.LAST_SENT: Departure.SENT,
+    },
+    Departure.SENT: {
+        **dict.fromkeys(DepartureEvent, Departure.FAILED),
+        DepartureEvent.LAST_SENT: Departure.SENT,
+        DepartureEvent.PEER_READY: Departure.COMPLETED,
+    },
+    Departure.COMPLETED: dict.fromkeys(DepartureEvent, Departure.COMPLETED),
+    Departure.FAILED: dict.fromkeys(DepartureEvent, Departure.FAILED),
+}

@@ -1,0 +1,166 @@
+"""What the two machines of a request are sent, field by field."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.openai.legs import split_legs, whole_leg
+from phasesplit.gateway.openai.parsing import parsed_chat, parsed_completion
+from phasesplit.gateway.openai.requests import ChatRequest, CompletionRequest, Sampled
+
+LIMITS = Limits(structured_output=True)
+SEED = 77
+TO, FROM = {"do_remote_decode": True}, {"do_remote_prefill": True}
+MESSAGES = [{"role": "user", "content": "hello", "name": "ann"}]
+BOTH = {"seed": SEED, "return_token_ids": True}
+PROMPT = BOTH | {"stream": False, "kv_transfer_params": TO}
+TOKEN = BOTH | {"stream": True, "stream_options": {"include_usage": True}, "kv_transfer_params": FROM}
+
+
+def request_of(fields: dict[str, Any]) -> Sampled:
+    if "messages" in fields:
+        return parsed_chat(orjson.dumps({"model": "m"} | fields), LIMITS)
+    return parsed_completion(orjson.dumps({"model": "m", "prompt": "p"} | fields), LIMITS)
+
+
+def legs_of(fields: dict[str, Any], choice: int = 0) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    legs = split_legs(request_of(fields), choice, seed=SEED, prompt_transfer=TO, token_transfer=FROM)
+    return legs.prompt, legs.token
+
+
+SAME: dict[str, Any] = {
+    "ignore_eos": True, "temperature": 0.5, "top_p": 0.5, "top_k": 3, "presence_penalty": 1.0, "frequency_penalty": 1.0,
+    "repetition_penalty": 1.5, "logit_bias": {"5": 1.0}, "user": "u", "response_format": {"type": "json_object"},
+    "logprobs": 3, "seed": 5, "priority": 1, "tools": [{"a": {"b": 1}}],
+}  # fmt: skip
+"""Fields that both legs repeat."""
+
+STOPPING = {"include_stop_str_in_output": True}
+DIFFERENT: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "n": (2, {}, {}),
+    "best_of": (1, {}, {}),
+    "suffix": ("", {}, {}),
+    "max_tokens": (9, {}, {"max_tokens": 9}),
+    "min_tokens": (4, {"min_tokens": 1}, {"min_tokens": 4}),
+    "stop": (
+        ["a", 7],
+        {"stop": ["a"], "stop_token_ids": [7]} | STOPPING,
+        {"stop": ["a"], "stop_token_ids": [7]} | STOPPING,
+    ),
+    "stop_token_ids": ([7], {"stop_token_ids": [7]} | STOPPING, {"stop_token_ids": [7]} | STOPPING),
+    "include_stop_str_in_output": (False, {}, {}),
+    "stream": (True, {}, {}),
+    "echo": (True, {"echo": True}, {}),
+    "prompt_logprobs": (2, {"prompt_logprobs": 2}, {}),
+    "return_token_ids": (False, {}, {}),
+}
+"""A field, its value, and what it adds to the prompt leg and to the token leg."""
+
+
+@pytest.mark.parametrize("field", SAME)
+def test_field_is_repeated(field: str) -> None:
+    """A client's setting would not reach one of the two machines, and its tokens differ from an unsplit engine's."""
+    added = {"model": "m", "prompt": "p", field: SAME[field]}
+    assert legs_of({field: SAME[field]}) == (PROMPT | {"max_tokens": 1} | added, TOKEN | added)
+
+
+@pytest.mark.parametrize("field", DIFFERENT)
+def test_field_is_derived(field: str) -> None:
+    """A client's field would collide with the prompt leg's single token, or be lost on the token leg."""
+    value, of_prompt, of_token = DIFFERENT[field]
+    shared = {"model": "m", "prompt": "p"}
+    assert legs_of({field: value}) == (PROMPT | shared | {"max_tokens": 1} | of_prompt, TOKEN | shared | of_token)
+
+
+def test_stream_options_stay_here() -> None:
+    """The prompt leg would be refused for options of a stream that it does not have."""
+    prompt, token = legs_of({"stream": True, "stream_options": {"include_usage": False}})
+    assert "stream_options" not in prompt
+    assert token is not None
+    assert token["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_chat_is_bounded_under_both_names(field: str) -> None:
+    """A machine that reads the other name of the bound would decode on the prompt side, or without end."""
+    prompt, token = legs_of({"messages": MESSAGES, field: 9})
+    shared = {"model": "m", "messages": MESSAGES}
+    assert prompt == PROMPT | shared | {"max_tokens": 1, "max_completion_tokens": 1}
+    assert token == TOKEN | shared | {"max_tokens": 9, "max_completion_tokens": 9}
+
+
+def test_chat_logprobs_reach_both_machines() -> None:
+    """The first token's log-probabilities would be lost."""
+    wanted = {"logprobs": True, "top_logprobs": 2}
+    for leg in legs_of({"messages": MESSAGES} | wanted):
+        assert leg is not None
+        assert wanted.items() <= leg.items()
+
+
+def test_every_field_has_its_test() -> None:
+    """A field would be added to the wire without a decision on what the legs do with it."""
+    elsewhere = {"model", "prompt", "messages", "stream_options", "max_completion_tokens", "top_logprobs"}
+    fields = set(CompletionRequest.model_fields) | set(ChatRequest.model_fields)
+    assert fields == (set(SAME) | set(DIFFERENT) | elsewhere) & fields
+    assert {*SAME, *DIFFERENT} - fields == {"priority", "tools", "prompt_logprobs", "return_token_ids"}
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_one_token_needs_no_second_machine(most: int) -> None:
+    """KV would be moved for a token that nobody asked for, or a machine be asked for zero tokens."""
+    prompt, token = legs_of({"max_tokens": most})
+    assert (prompt["max_tokens"], token, "kv_transfer_params" in prompt) == (1, None, False)
+
+
+def test_two_tokens_need_both_machines() -> None:
+    """The second token would never be made."""
+    prompt, token = legs_of({"max_tokens": 2, "min_tokens": 2})
+    assert token is not None
+    assert (prompt["max_tokens"], prompt["min_tokens"]) == (1, 1)
+    assert (token["max_tokens"], token["min_tokens"]) == (2, 2)
+
+
+def test_choices_have_their_own_prompt_and_seed() -> None:
+    """Choices would repeat one another, or a choice's two machines draw different first tokens."""
+    fields = {"prompt": ["p", "q"], "n": 2, "seed": 10}
+    drawn = [legs_of(fields, choice) for choice in range(4)]
+    assert [(prompt["prompt"], prompt["seed"]) for prompt, _ in drawn] == [("p", 10), ("p", 11), ("q", 10), ("q", 11)]
+    assert all(token is not None and token["seed"] == prompt["seed"] for prompt, token in drawn)
+    unseeded = [legs_of({"prompt": ["p", "q"], "n": 2}, choice)[0]["seed"] for choice in range(4)]
+    assert unseeded == [SEED, SEED + 1, SEED + 2, SEED + 3]
+
+
+def test_largest_seed_has_a_successor() -> None:
+    """The second choice would be refused for a seed out of range."""
+    assert legs_of({"seed": 2**63 - 1, "n": 2}, 1)[0]["seed"] == -(2**63)
+
+
+def test_greedy_choice_needs_no_seed() -> None:
+    """Greedy requests would pay for a random generator of their own."""
+    assert "seed" not in legs_of({"temperature": 0})[0]
+
+
+def test_null_is_left_out() -> None:
+    """A null that the client's library fills in would be refused by a strict machine."""
+    prompt, token = legs_of({"temperature": None, "logit_bias": None, "stop": None, "odd": None, "echo": None})
+    shared = {"model": "m", "prompt": "p"}
+    assert (prompt, token) == (PROMPT | shared | {"max_tokens": 1}, TOKEN | shared)
+
+
+def test_legs_do_not_share_the_dispatchers_fields() -> None:
+    """A change to one leg's transfer would reach the other request's."""
+    prompt, _ = legs_of({})
+    assert prompt["kv_transfer_params"] is not TO
+
+
+def test_one_machine_is_sent_the_whole_request() -> None:
+    """A machine that takes both phases would be sent half of the request."""
+    request = request_of({"max_tokens": 9, "min_tokens": 4, "echo": True, "n": 2, "stream": False})
+    leg = whole_leg(request, 1, seed=SEED)
+    assert leg == {
+        "model": "m", "prompt": "p", "max_tokens": 9, "min_tokens": 4, "echo": True, "seed": SEED + 1, "stream": True,
+        "stream_options": {"include_usage": True}, "return_token_ids": True,
+    }  # fmt: skip
+    assert whole_leg(request_of({"max_tokens": 0}), 0, seed=SEED)["max_tokens"] == 1
