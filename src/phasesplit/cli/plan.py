@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from phasesplit.cli.options import COMPILING, option
 from phasesplit.cli.plan_outputs import checked_plan_outputs, tell
 from phasesplit.errors import SpecError
 
@@ -14,22 +15,17 @@ if TYPE_CHECKING:
     from phasesplit.files.asking import Asked
     from phasesplit.planning.plan import Plan
 
-_COMPILING = "compiling the simulation kernel, once for this version (about half a minute) ..."
 _WORKLOAD = ("source", "prompt", "output", "format", "columns", "time_unit", "skip_bad", "sort")
-
-
-def _option(*flags: str, text: str, metavar: str | None = None) -> Any:
-    return typer.Option(*flags, help=text, metavar=metavar, show_default=False)
 
 
 def plan(
     file: Annotated[
         str | None, typer.Argument(help="YAML file that asks; options override it.", metavar="[YAML]")
     ] = None,
-    model: Annotated[str | None, _option("--model", text="Model by name, or its file.", metavar="NAME")] = None,
+    model: Annotated[str | None, option("--model", text="Model by name, or its file.", metavar="NAME")] = None,
     machines: Annotated[
         str | None,
-        _option(
+        option(
             "--machines",
             text="Machines to choose from, names or files; also dgx-h100/tp4 or dgx-h100@50%.",
             metavar="A,B",
@@ -37,7 +33,7 @@ def plan(
     ] = None,
     existing: Annotated[
         str | None,
-        _option(
+        option(
             "--existing",
             text="Instead: the servers there are. How to divide them, and what rate do they hold?",
             metavar="A=N,B=N",
@@ -45,35 +41,33 @@ def plan(
     ] = None,
     source: Annotated[
         str | None,
-        _option("--workload", text="Trace file, - for standard input, or a shipped workload.", metavar="FILE|NAME"),
+        option("--workload", text="Trace file, - for standard input, or a shipped workload.", metavar="FILE|NAME"),
     ] = None,
     prompt: Annotated[
         str | None,
-        _option("--prompt-percentiles", text="Instead: prompt tokens, p50=1020,p90=2734.", metavar="PERCENTILES"),
+        option("--prompt-percentiles", text="Instead: prompt tokens, p50=1020,p90=2734.", metavar="PERCENTILES"),
     ] = None,
     output: Annotated[
-        str | None, _option("--output-percentiles", text="And output tokens.", metavar="PERCENTILES")
+        str | None, option("--output-percentiles", text="And output tokens.", metavar="PERCENTILES")
     ] = None,
     rate: Annotated[
         float | None,
-        _option("--rate", text="Mean requests per second; by default the workload's own.", metavar="PER_S"),
+        option("--rate", text="Mean requests per second; by default the workload's own.", metavar="PER_S"),
     ] = None,
     duration: Annotated[
         float | None,
-        _option(
-            "--duration", text="Seconds of each simulation; by default 10,000 requests, at least 120.", metavar="S"
-        ),
+        option("--duration", text="Seconds of each simulation; by default 10,000 requests, at least 120.", metavar="S"),
     ] = None,
     arrivals: Annotated[
         str | None,
-        _option("--arrivals", text="Arrival model, as for simulate, instead of the workload's own.", metavar="MODEL"),
+        option("--arrivals", text="Arrival model, as for simulate, instead of the workload's own.", metavar="MODEL"),
     ] = None,
     seeds: Annotated[
-        str | None, _option("--seeds", text="How many, or which ones: 3 or 0,1,2. All must hold.", metavar="N|LIST")
+        str | None, option("--seeds", text="How many, or which ones: 3 or 0,1,2. All must hold.", metavar="N|LIST")
     ] = None,
     slo: Annotated[
         str | None,
-        _option(
+        option(
             "--slo",
             text="What has to hold: splitwise (default), splitwise*1.5, none, or limits such as "
             "'ttft_p99<2s,tbt_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%'.",
@@ -82,114 +76,112 @@ def plan(
     ] = None,
     minimize: Annotated[
         str | None,
-        _option("--minimize", text="Default: cost.", metavar="cost|power|energy|carbon|machines"),
+        option("--minimize", text="Default: cost.", metavar="cost|power|energy|carbon|machines"),
     ] = None,
     maximize: Annotated[
-        str | None, _option("--maximize", text="The rate, --within budgets.", metavar="throughput")
+        str | None, option("--maximize", text="The rate, --within budgets.", metavar="throughput")
     ] = None,
     within: Annotated[
         list[str] | None,
-        _option("--within", text="Budgets: cost=1500 (USD/h), power=400kW, carbon, machines.", metavar="MEASURE=MOST"),
+        option("--within", text="Budgets: cost=1500 (USD/h), power=400kW, carbon, machines.", metavar="MEASURE=MOST"),
     ] = None,
     preset: Annotated[
         str | None,
-        _option(
+        option(
             "--preset",
             text="Against a baseline: most throughput at its power or cost, or least cost at its throughput.",
             metavar="iso-power|iso-cost|iso-throughput",
         ),
     ] = None,
     baseline: Annotated[
-        str | None, _option("--baseline", text="Unsplit servers to compare with: 40:dgx-h100.", metavar="N:MACHINE")
+        str | None, option("--baseline", text="Unsplit servers to compare with: 40:dgx-h100.", metavar="N:MACHINE")
     ] = None,
     tensor_parallel: Annotated[
         str | None,
-        _option("--tensor-parallel", text="Degrees: auto (default) or 2,4,8.", metavar="auto|LIST"),
+        option("--tensor-parallel", text="Degrees: auto (default) or 2,4,8.", metavar="auto|LIST"),
     ] = None,
     power_caps: Annotated[
         str | None,
-        _option(
+        option(
             "--power-caps",
             text="Caps to look at; auto (default): 70%,50% where power, energy or carbon matter.",
             metavar="auto|none|LIST",
         ),
     ] = None,
     rules: Annotated[
-        str | None, _option("--rules", text="Scheduling rules to start from.", metavar="default|published")
+        str | None, option("--rules", text="Scheduling rules to start from.", metavar="default|published")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--set", text="A field of the rules, such as transfer=serialized; may be repeated.", metavar="FIELD=VALUE"
         ),
     ] = None,
     reference: Annotated[
         str | None,
-        _option("--reference", text="Machine that slowdowns compare with; by default dgx-a100.", metavar="MACHINE"),
+        option("--reference", text="Machine that slowdowns compare with; by default dgx-a100.", metavar="MACHINE"),
     ] = None,
     profile: Annotated[
-        str | None, _option("--profile", text="Phase times you measured, laid out as perf_model.csv.", metavar="CSV")
+        str | None, option("--profile", text="Phase times you measured, laid out as perf_model.csv.", metavar="CSV")
     ] = None,
     times: Annotated[
         str | None,
-        _option("--times", text="Source of phase times.", metavar="auto|roofline|aiconfigurator[:ENGINE]"),
+        option("--times", text="Source of phase times.", metavar="auto|roofline|aiconfigurator[:ENGINE]"),
     ] = None,
     grid_intensity: Annotated[
         float | None,
-        _option("--grid-intensity", text="Carbon of a kWh; by default the world's average.", metavar="KG_PER_KWH"),
+        option("--grid-intensity", text="Carbon of a kWh; by default the world's average.", metavar="KG_PER_KWH"),
     ] = None,
     most_servers: Annotated[
-        str | None, _option("--most-servers", text="Largest cluster to look at; by default 2,000.", metavar="N")
+        str | None, option("--most-servers", text="Largest cluster to look at; by default 2,000.", metavar="N")
     ] = None,
     layout: Annotated[
-        str | None, _option("--format", text="Layout of the trace file instead of telling it.", metavar="NAME")
+        str | None, option("--format", text="Layout of the trace file instead of telling it.", metavar="NAME")
     ] = None,
     columns: Annotated[
-        str | None, _option("--columns", text="Names of your columns: arrival=ts,prompt=in,output=out.", metavar="MAP")
+        str | None, option("--columns", text="Names of your columns: arrival=ts,prompt=in,output=out.", metavar="MAP")
     ] = None,
     time_unit: Annotated[
-        str | None, _option("--time-unit", text="Unit of numeric arrivals with --columns.", metavar="s|ms|us|ns")
+        str | None, option("--time-unit", text="Unit of numeric arrivals with --columns.", metavar="s|ms|us|ns")
     ] = None,
-    skip_bad: Annotated[bool, _option("--skip-bad", text="Drop and count wrong rows of a trace file.")] = False,
-    sort: Annotated[bool, _option("--sort", text="Sort the trace file by arrival instead of stopping.")] = False,
+    skip_bad: Annotated[bool, option("--skip-bad", text="Drop and count wrong rows of a trace file.")] = False,
+    sort: Annotated[bool, option("--sort", text="Sort the trace file by arrival instead of stopping.")] = False,
     day: Annotated[
         bool,
-        _option(
+        option(
             "--day", text="Let the best split and the best unsplit design serve a day under autoscaling policies too."
         ),
     ] = False,
     autoscale: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--autoscale",
             text="For the day, a policy of your own as for simulate, beside those fitted; may be repeated.",
             metavar="POLICY",
         ),
     ] = None,
     workers: Annotated[
-        int | None, _option("--workers", text="Processes that simulate; by default one for each core.", metavar="N")
+        int | None, option("--workers", text="Processes that simulate; by default one for each core.", metavar="N")
     ] = None,
     ray: Annotated[
         str | None,
-        _option("--ray", text="Simulate on a Ray cluster (extra [ray]).", metavar="HOST:PORT|auto|local"),
+        option("--ray", text="Simulate on a Ray cluster (extra [ray]).", metavar="HOST:PORT|auto|local"),
     ] = None,
     resume: Annotated[
         Path | None,
-        _option(
+        option(
             "--resume", text="Journal of simulations: begun, or gone on from after an interruption.", metavar="FILE"
         ),
     ] = None,
-    quick: Annotated[
-        bool, _option("--quick", text="Leave out what one more buys and where the verdict flips.")
-    ] = False,
-    as_json: Annotated[bool, _option("--json", text="Print the plan as JSON, and nothing else.")] = False,
+    quick: Annotated[bool, option("--quick", text="Leave out what one more buys and where the verdict flips.")] = False,
+    as_json: Annotated[bool, option("--json", text="Print the plan as JSON, and nothing else.")] = False,
     write: Annotated[
-        Path | None, _option("--write", text="Write the winner as a cluster file for simulate.", metavar="YAML")
+        Path | None, option("--write", text="Write the winner as a cluster file for simulate.", metavar="YAML")
     ] = None,
     html: Annotated[
-        Path | None, _option("--html", text="Write the report as one HTML file, figures inside.", metavar="FILE")
+        Path | None, option("--html", text="Write the report as one HTML file, figures inside.", metavar="FILE")
     ] = None,
-    figure: Annotated[Path | None, _option("--figure", text="Draw the plan: .png, .pdf, .svg.", metavar="FILE")] = None,
+    figure: Annotated[Path | None, option("--figure", text="Draw the plan: .png, .pdf, .svg.", metavar="FILE")] = None,
 ) -> int:
     """Say whether to split, which machines to take, and how many.
 
@@ -269,7 +261,7 @@ def _made(
     typer.echo(opening_line(asked.problem, rate_known, source, width), err=as_json)
     sys.stdout.flush()
     if not _jit.CACHE_IS_WARM:
-        typer.echo(_COMPILING, err=True)
+        typer.echo(COMPILING, err=True)
     with PlanProgress(asked.problem, shown=sys.stderr.isatty()) as progress:
         made = make_plan(
             asked,

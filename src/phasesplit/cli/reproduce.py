@@ -2,29 +2,26 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from phasesplit.cli import study_run
+from phasesplit.cli.options import option
 from phasesplit.cli.plan_outputs import checked_plan_outputs
 from phasesplit.errors import SpecError
 
 
-def _option(*flags: str, text: str, metavar: str | None = None) -> Any:
-    return typer.Option(*flags, help=text, metavar=metavar, show_default=False)
-
-
 def reproduce(
     quick: Annotated[
-        bool, _option("--quick", text="One seed and 60 s of requests in place of three seeds and 120 s.")
+        bool, option("--quick", text="One seed and 60 s of requests in place of three seeds and 120 s.")
     ] = False,
     workers: Annotated[
-        int | None, _option("--workers", text="Processes that simulate; by default one for each core.", metavar="N")
+        int | None, option("--workers", text="Processes that simulate; by default one for each core.", metavar="N")
     ] = None,
-    as_json: Annotated[bool, _option("--json", text="Print the study as JSON, and nothing else.")] = False,
+    as_json: Annotated[bool, option("--json", text="Print the study as JSON, and nothing else.")] = False,
     html: Annotated[
-        Path | None, _option("--html", text="Write the study as one HTML file, figures inside.", metavar="FILE")
+        Path | None, option("--html", text="Write the study as one HTML file, figures inside.", metavar="FILE")
     ] = None,
 ) -> None:
     """Run the provisioning study of the Splitwise paper: as published, and with its errors set right.

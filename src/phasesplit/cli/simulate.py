@@ -5,12 +5,13 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phasesplit.cli.cluster_options import cluster_and_rules
 from phasesplit.cli.demand import Demand
+from phasesplit.cli.options import COMPILING, option
 from phasesplit.cli.outputs import checked_outputs, write_outputs
 from phasesplit.cli.progress import Progress
 from phasesplit.errors import SpecError
@@ -23,42 +24,34 @@ if TYPE_CHECKING:
     from phasesplit.scheduling.rules import Rules
     from phasesplit.simulation.result import Result
 
-_COMPILING = "compiling the simulation kernel, once for this version (about half a minute) ..."
-
-
-def _option(*flags: str, text: str, metavar: str | None = None) -> Any:
-    return typer.Option(*flags, help=text, metavar=metavar, show_default=False)
-
 
 def simulate(
     workload: Annotated[
-        str, _option("--workload", text="Trace file, - for standard input, or a shipped workload.", metavar="FILE|NAME")
+        str, option("--workload", text="Trace file, - for standard input, or a shipped workload.", metavar="FILE|NAME")
     ],
-    model: Annotated[str | None, _option("--model", text="Model by name, or its file.", metavar="NAME")] = None,
+    model: Annotated[str | None, option("--model", text="Model by name, or its file.", metavar="NAME")] = None,
     pool: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--pool",
             text="Machines of one role (prompt, token, mixed or unsplit); may be repeated.",
             metavar="ROLE:COUNT:MACHINE",
         ),
     ] = None,
     cluster: Annotated[
-        str | None, _option("--cluster", text="Cluster file instead of --model and --pool.", metavar="YAML")
+        str | None, option("--cluster", text="Cluster file instead of --model and --pool.", metavar="YAML")
     ] = None,
     rate: Annotated[
         float | None,
-        _option("--rate", text="Mean requests per second; by default the workload's own.", metavar="PER_S"),
+        option("--rate", text="Mean requests per second; by default the workload's own.", metavar="PER_S"),
     ] = None,
     duration: Annotated[
-        float | None, _option("--duration", text="Seconds of arrivals; by default the workload's own.", metavar="S")
+        float | None, option("--duration", text="Seconds of arrivals; by default the workload's own.", metavar="S")
     ] = None,
-    count: Annotated[
-        int | None, _option("--count", text="So many requests instead of a duration.", metavar="N")
-    ] = None,
+    count: Annotated[int | None, option("--count", text="So many requests instead of a duration.", metavar="N")] = None,
     arrivals: Annotated[
         str | None,
-        _option(
+        option(
             "--arrivals",
             text="Arrival model instead of the workload's own: poisson, gamma:cv=2, weibull:cv=2, "
             "on-off:on=5,off=60 or diurnal:amplitude=0.5 (times in s).",
@@ -66,52 +59,52 @@ def simulate(
         ),
     ] = None,
     seed: Annotated[
-        int | None, _option("--seed", text="Seed of everything drawn at random; by default 0.", metavar="N")
+        int | None, option("--seed", text="Seed of everything drawn at random; by default 0.", metavar="N")
     ] = None,
     oracle: Annotated[
-        bool, _option("--oracle", text="Let the rules see the true output length of every request.")
+        bool, option("--oracle", text="Let the rules see the true output length of every request.")
     ] = False,
     layout: Annotated[
-        str | None, _option("--format", text="Layout of the trace file instead of telling it.", metavar="NAME")
+        str | None, option("--format", text="Layout of the trace file instead of telling it.", metavar="NAME")
     ] = None,
     columns: Annotated[
-        str | None, _option("--columns", text="Names of your columns: arrival=ts,prompt=in,output=out.", metavar="MAP")
+        str | None, option("--columns", text="Names of your columns: arrival=ts,prompt=in,output=out.", metavar="MAP")
     ] = None,
     time_unit: Annotated[
-        str | None, _option("--time-unit", text="Unit of numeric arrivals with --columns.", metavar="s|ms|us|ns")
+        str | None, option("--time-unit", text="Unit of numeric arrivals with --columns.", metavar="s|ms|us|ns")
     ] = None,
     skip_bad: Annotated[
-        bool, _option("--skip-bad", text="Drop and count wrong rows of a trace file instead of stopping.")
+        bool, option("--skip-bad", text="Drop and count wrong rows of a trace file instead of stopping.")
     ] = False,
-    sort: Annotated[bool, _option("--sort", text="Sort the trace file by arrival instead of stopping.")] = False,
+    sort: Annotated[bool, option("--sort", text="Sort the trace file by arrival instead of stopping.")] = False,
     rules: Annotated[
-        str | None, _option("--rules", text="Scheduling rules to start from.", metavar="default|published")
+        str | None, option("--rules", text="Scheduling rules to start from.", metavar="default|published")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--set",
             text="A field of the rules, such as transfer=serialized or token-placement=two-choices; may be repeated.",
             metavar="FIELD=VALUE",
         ),
     ] = None,
     profile: Annotated[
-        str | None, _option("--profile", text="Phase times you measured, laid out as perf_model.csv.", metavar="CSV")
+        str | None, option("--profile", text="Phase times you measured, laid out as perf_model.csv.", metavar="CSV")
     ] = None,
     times: Annotated[
         str,
-        _option(
+        option(
             "--times",
             text="Where phase times come from; by default measured where there are measurements, else the roofline.",
             metavar="measured|roofline|aiconfigurator[:ENGINE[:VERSION]]",
         ),
     ] = "auto",
     reference: Annotated[
-        str, _option("--reference", text="Machine that slowdowns compare with; by default dgx-a100.", metavar="MACHINE")
+        str, option("--reference", text="Machine that slowdowns compare with; by default dgx-a100.", metavar="MACHINE")
     ] = "dgx-a100",
     autoscale: Annotated[
         str | None,
-        _option(
+        option(
             "--autoscale",
             text="Policy that starts and drains machines; --pool then says how many there can be. One of "
             "static:initial=4+2, threshold:high=4000,low=500, joint:target=1000,ratio=2, "
@@ -121,7 +114,7 @@ def simulate(
     ] = None,
     slo: Annotated[
         str,
-        _option(
+        option(
             "--slo",
             text="What latencies are held against: splitwise (default), splitwise*1.5, none, or limits such as "
             "'ttft_p99<2s,tbt_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%'.",
@@ -130,26 +123,26 @@ def simulate(
     ] = "splitwise",
     grid_intensity: Annotated[
         float | None,
-        _option("--grid-intensity", text="Carbon of a kWh; by default the world's average.", metavar="KG_PER_KWH"),
+        option("--grid-intensity", text="Carbon of a kWh; by default the world's average.", metavar="KG_PER_KWH"),
     ] = None,
-    as_json: Annotated[bool, _option("--json", text="Print the result as JSON, and nothing else.")] = False,
+    as_json: Annotated[bool, option("--json", text="Print the result as JSON, and nothing else.")] = False,
     requests: Annotated[
         Path | None,
-        _option("--requests", text="Write a row for each request: .csv, .csv.gz, .parquet.", metavar="FILE"),
+        option("--requests", text="Write a row for each request: .csv, .csv.gz, .parquet.", metavar="FILE"),
     ] = None,
     parquet: Annotated[
-        Path | None, _option("--parquet", text="Write the same rows as Parquet, as well.", metavar="FILE")
+        Path | None, option("--parquet", text="Write the same rows as Parquet, as well.", metavar="FILE")
     ] = None,
     figure: Annotated[
-        Path | None, _option("--figure", text="Draw the result: .png, .pdf, .svg.", metavar="FILE")
+        Path | None, option("--figure", text="Draw the result: .png, .pdf, .svg.", metavar="FILE")
     ] = None,
     html: Annotated[
-        Path | None, _option("--html", text="Write the report as one HTML file, figures inside.", metavar="FILE")
+        Path | None, option("--html", text="Write the report as one HTML file, figures inside.", metavar="FILE")
     ] = None,
     summary_only: Annotated[
-        bool, _option("--summary-only", text="Keep no row per request: memory stays small for any number of them.")
+        bool, option("--summary-only", text="Keep no row per request: memory stays small for any number of them.")
     ] = False,
-    quiet: Annotated[bool, _option("--quiet", text="Print no report.")] = False,
+    quiet: Annotated[bool, option("--quiet", text="Print no report.")] = False,
 ) -> None:
     """Say what happens when a cluster serves a workload.
 
@@ -254,7 +247,7 @@ def _simulated(
     from phasesplit.simulation.run import simulate as simulate_trace
 
     if not _jit.CACHE_IS_WARM and not quiet:
-        typer.echo(_COMPILING, err=True)
+        typer.echo(COMPILING, err=True)
     with Progress(shown=not quiet and sys.stderr.isatty()) as progress:
         began_s = time.perf_counter()
         result = simulate_trace(

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from phasesplit.cli.options import COMPILING
+
 if TYPE_CHECKING:
     from phasesplit.planning.reproduction import Findings, Progress
 
-_COMPILING = "compiling the simulation kernel, once for this version (about half a minute) ..."
 _QUICK, _FULL = ((0,), 60.0), ((0, 1, 2), 120.0)
 """Seeds, and length of each simulated trace in seconds: a minute as in the published runs, or more and longer ones."""
 _QUICK_WORK_S, _FULL_WORK_S = 75.0, 310.0
@@ -43,7 +44,7 @@ def run_study(quick: bool, workers: int | None) -> "Findings":
     seeds, duration_s = _QUICK if quick else _FULL
     bench = Bench(load_stock(), duration_s, seeds)
     if not _jit.CACHE_IS_WARM:
-        typer.echo(_COMPILING, err=True)
+        typer.echo(COMPILING, err=True)
         bench(one_question(bench, PAPER_OPTIMUM_CASE))  # compiled here once, not by every worker
     with open_workers(bench, count=workers) as crew:
         return reproduce(bench, crew, _progress(), thorough=not quick)
