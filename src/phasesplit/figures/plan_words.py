@@ -10,6 +10,7 @@ from phasesplit.planning.plan import Entry, Gain, Plan
 from phasesplit.planning.probe import Answer
 from phasesplit.planning.problem import Offer, Problem
 from phasesplit.planning.search import RESOLUTION
+from phasesplit.planning.verdict import EVEN
 
 MEASURE_NAMES = {
     Measure.MACHINES: "servers",
@@ -62,6 +63,10 @@ def heading(plan: Plan) -> str:
         other = "unsplit" if verdict.split else "split"
         return f"{word}: no {other} cluster that was looked at keeps the SLO"
     than = "unsplit machines, each type by itself" if len(plan.unsplit_side) > 1 else "the best unsplit design"
+    if abs(verdict.advantage) <= EVEN:
+        measure = plan.problem.objective
+        even = "holds the same rate" if measure is None else f"takes as much {measure}"
+        return f"{word}: a split {even} as {than}"
     return f"{word}: {compared(plan, verdict.advantage)} than {than}"
 
 
