@@ -114,6 +114,59 @@ def take_slot(ledger: Ledger) -> int:
 
 
 @jit_inline
+def open_request(
+    ledger: Ledger, slot: int, arrival_s: float, prompt_tokens: int, output_tokens: int, expected_tokens: int
+) -> None:
+    """Write a request into a taken slot: instants unset (-1), nothing held, nothing done.
+
+    Args:
+        ledger: The ledger.
+        slot: Its slot, see `take_slot`.
+        arrival_s: The instant of its arrival.
+        prompt_tokens: Tokens of its prompt, >= 1.
+        output_tokens: Tokens at which its output ends at the latest, >= 1.
+        expected_tokens: Output tokens that rules count on, >= 1.
+
+    Mutates: requests.
+    """
+    requests = ledger.requests
+    requests[slot]["arrival_s"] = arrival_s
+    requests[slot]["prompt_tokens"] = prompt_tokens
+    requests[slot]["output_tokens"] = output_tokens
+    requests[slot]["expected_tokens"] = expected_tokens
+    requests[slot]["prompt_start_s"] = -1.0
+    requests[slot]["first_token_s"] = -1.0
+    requests[slot]["kv_ready_s"] = -1.0
+    requests[slot]["token_start_s"] = -1.0
+    requests[slot]["last_token_s"] = -1.0
+    requests[slot]["gap_max_s"] = 0.0
+    requests[slot]["running"] = 0
+    requests[slot]["prompt_count"] = 0
+    requests[slot]["token_count"] = 0
+    requests[slot]["prompt_held"] = 0
+    requests[slot]["token_held"] = 0
+    requests[slot]["blocks"] = 0
+    requests[slot]["arriving_blocks"] = 0
+    requests[slot]["emitted"] = 0
+    requests[slot]["computed"] = 0
+    requests[slot]["phase"] = PROMPT
+    requests[slot]["preemptions"] = 0
+    requests[slot]["stamp"] = 0
+
+
+@jit
+def open_slot(ledger: Ledger, arrival_s: float, prompt_tokens: int, output_tokens: int, expected_tokens: int) -> int:
+    """Take a free slot, write a request into it, see `open_request`, and return it; there must be one.
+
+    Mutates: counters, requests.
+    """
+    slot = take_slot(ledger)
+    ledger.requests[slot]["row"] = slot
+    open_request(ledger, slot, arrival_s, prompt_tokens, output_tokens, expected_tokens)
+    return slot
+
+
+@jit_inline
 def free_slot(ledger: Ledger, slot: int) -> None:
     """Give a slot back.
 
@@ -155,6 +208,12 @@ def fits_with_headroom(settings: NDArray[np.void], machines: NDArray[np.void], m
 def work_tokens(requests: NDArray[np.void], slot: int) -> int:
     """Return the tokens that a request's prompt phase has to compute: its prompt, and after an eviction its output."""
     return int(requests[slot]["prompt_tokens"] + requests[slot]["emitted"])
+
+
+@jit_inline
+def tokens_to_compute(requests: NDArray[np.void], slot: int) -> int:
+    """Return what is left of them: all, unless chunks are done or a machine has the KV of its first tokens already."""
+    return int(work_tokens(requests, slot) - requests[slot]["computed"])
 
 
 @jit_inline

@@ -6,7 +6,7 @@ published simulator's variant differs in which lists it reads and when it counts
 """
 
 from phasesplit._jit import jit, jit_inline
-from phasesplit.scheduling.accounts import fits, fits_with_headroom, use_blocks, work_tokens
+from phasesplit.scheduling.accounts import fits, fits_with_headroom, tokens_to_compute, use_blocks
 from phasesplit.scheduling.lanes import give_chunk, growth, join, make_room, move_lane, prompt_blocks, settle
 from phasesplit.scheduling.ledger import (
     CHOSEN,
@@ -224,7 +224,7 @@ def _rebuild(ledger: Ledger, machine: int, now_s: float) -> int:
             if verdict != _TAKEN:
                 continue
             extra += blocks_needed(ledger, task)
-            tokens += work_tokens(ledger.requests, task // 2) if task % 2 == PROMPT else 1
+            tokens += tokens_to_compute(ledger.requests, task // 2) if task % 2 == PROMPT else 1
             ledger.requests[task // 2]["stamp"] = ledger.counters[0]["builds"]
             ledger.lanes[CHOSEN, machine, taken] = task
             taken += 1
@@ -241,7 +241,7 @@ def _verdict(ledger: Ledger, machine: int, task: int, taken: int, tokens: int, e
     """Say whether a task may enter a batch that holds so many tasks and tokens and needs so many extra blocks."""
     if taken >= ledger.settings[0]["batch_requests"]:
         return _FULL
-    more = work_tokens(ledger.requests, task // 2) if task % 2 == PROMPT else 1
+    more = tokens_to_compute(ledger.requests, task // 2) if task % 2 == PROMPT else 1
     if taken > 0 and tokens + more > ledger.settings[0]["batch_prompt_tokens"]:
         return _FULL
     if ledger.requests[task // 2]["stamp"] == ledger.counters[0]["builds"]:
@@ -294,7 +294,7 @@ def _admit(ledger: Ledger, machine: int, task: int, now_s: float) -> None:
     join(ledger, machine, task)
     if task % 2 == PROMPT:
         lane = ledger.machines[machine]["lanes"] - 1
-        give_chunk(ledger, machine, lane, work_tokens(ledger.requests, slot))
+        give_chunk(ledger, machine, lane, tokens_to_compute(ledger.requests, slot))
 
 
 @jit_inline
@@ -341,7 +341,7 @@ def form_chunked(ledger: Ledger, machine: int, now_s: float) -> int:
             task = ledger.lanes[LANE_TASK, machine, lane]
             if task % 2 == PROMPT:
                 slot = task // 2
-                tokens = min(max(budget, 0), work_tokens(ledger.requests, slot) - ledger.requests[slot]["computed"])
+                tokens = min(max(budget, 0), tokens_to_compute(ledger.requests, slot))
                 give_chunk(ledger, machine, lane, tokens)
                 budget -= tokens
     growing = growth(ledger, machine, 1) if length(ledger.lists[WAITING, machine]) > 0 else 0
@@ -363,7 +363,7 @@ def form_chunked(ledger: Ledger, machine: int, now_s: float) -> int:
         ledger.requests[slot]["blocks"] = need
         ledger.requests[slot]["prompt_held"] = 1
         join(ledger, machine, task)
-        tokens = min(budget, work_tokens(ledger.requests, slot))
+        tokens = min(budget, tokens_to_compute(ledger.requests, slot))
         give_chunk(ledger, machine, machines[machine]["lanes"] - 1, tokens)
         budget -= tokens
     return int(first_new)

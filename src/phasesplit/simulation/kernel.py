@@ -5,7 +5,7 @@ has to hand over all the columns.
 """
 
 from phasesplit._jit import jit, jit_inline, jit_part
-from phasesplit.scheduling.accounts import assign, fits, free_slot, leave_prompt_machine, take_slot
+from phasesplit.scheduling.accounts import assign, fits, free_slot, leave_prompt_machine, open_request, take_slot
 from phasesplit.scheduling.batching import blocks_needed, enqueue_published
 from phasesplit.scheduling.ledger import LANDING, PRESENT, PROMPT, QUEUE, READY, TOKEN, WAITING, Ledger
 from phasesplit.scheduling.lists import entry, insert, length, push
@@ -141,31 +141,17 @@ def _arrive(ledger: Ledger, world: World, arrivals: Arrivals, index: int, now_s:
 
 @jit_inline
 def _write_request(ledger: Ledger, slot: int, row: int, arrivals: Arrivals, index: int) -> None:
-    """Fill a slot with the request at `index`: instants unset (-1), everything else zero."""
+    """Fill a slot with the request at `index`."""
     requests = ledger.requests
     requests[slot]["row"] = row
-    requests[slot]["arrival_s"] = arrivals.arrival_s[index]
-    requests[slot]["prompt_tokens"] = arrivals.prompt_tokens[index]
-    requests[slot]["output_tokens"] = arrivals.output_tokens[index]
-    requests[slot]["expected_tokens"] = arrivals.expected_tokens[index]
-    requests[slot]["prompt_start_s"] = -1.0
-    requests[slot]["first_token_s"] = -1.0
-    requests[slot]["kv_ready_s"] = -1.0
-    requests[slot]["token_start_s"] = -1.0
-    requests[slot]["last_token_s"] = -1.0
-    requests[slot]["gap_max_s"] = 0.0
-    requests[slot]["running"] = 0
-    requests[slot]["prompt_count"] = 0
-    requests[slot]["token_count"] = 0
-    requests[slot]["prompt_held"] = 0
-    requests[slot]["token_held"] = 0
-    requests[slot]["blocks"] = 0
-    requests[slot]["arriving_blocks"] = 0
-    requests[slot]["emitted"] = 0
-    requests[slot]["computed"] = 0
-    requests[slot]["phase"] = PROMPT
-    requests[slot]["preemptions"] = 0
-    requests[slot]["stamp"] = 0
+    open_request(
+        ledger,
+        slot,
+        arrivals.arrival_s[index],
+        arrivals.prompt_tokens[index],
+        arrivals.output_tokens[index],
+        arrivals.expected_tokens[index],
+    )
     requests[slot]["flow"] = IDLE
     requests[slot]["streamed"] = 0
 
