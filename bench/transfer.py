@@ -17,14 +17,17 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.calibration import link_text, measure_link
 from phasesplit.transfer.channel import Channel, drive_receiver, drive_sender, wait_readable
-from phasesplit.transfer.chooser import fit_link
+from phasesplit.transfer.chooser import Mode, threshold_tokens
 from phasesplit.transfer.layout import Greeting, KvLayout
-from phasesplit.transfer.messages import Reservation
+from phasesplit.transfer.offers import Reservation
+from phasesplit.transfer.post import Post
 from phasesplit.transfer.receiver import Receiver
 from phasesplit.transfer.sender import FRAME_BYTES, Sender
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
-from phasesplit.transfer.states import Departure
+from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.tcp import TcpListener, connect_tcp
 from speed import about_machine
 
@@ -36,8 +39,15 @@ TOKENS = 1_024
 SMALL = KvLayout(
     model="bench", layers=1, kv_heads=2, head_dim=64, dtype="float16", block_tokens=16, block_layout="k then v"
 )
+SMOL = KvLayout(
+    model="bench", layers=30, kv_heads=3, head_dim=64, dtype="float32", block_tokens=32, block_layout="k then v"
+)
+PROMPT_TOKENS_PER_S = 1_000
+FAST_TOKENS_PER_S = 8_000
+EXPOSED_BLOCKS = SMOL.blocks_for(4_096)
+EXPOSED_ROUNDS = 3
 GOALS = {"shared memory": 0.70, "tcp": 0.80}
-ROUNDS = 40
+ROUNDS = 30
 
 
 def main() -> None:
@@ -73,6 +83,7 @@ def main() -> None:
         )
     small_transfers()
     calibration()
+    exposed_times()
 
 
 def small_transfers() -> None:
@@ -88,16 +99,140 @@ def small_transfers() -> None:
 
 
 def calibration() -> None:
-    """Print the line through transfers of several sizes, from which the chooser's threshold follows."""
-    print("\ncalibrated links")
+    """Print what a machine measures of the ways to itself when it starts, and how long that takes."""
+    print("\nlinks as a machine measures them at its start, both ends on one core, with SmolLM2-135M's KV in float32")
+    pool = SharedPool(SMOL, 64)
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        greeting = Greeting(machine="bench", epoch=1, layout=SMOL)
+        post = Post(greeting, pool, BlockPool(64), directory=folder, tcp=("127.0.0.1", 0))
+        for name, transport in (("shared memory", "unix"), ("tcp", "tcp")):
+            began = time.perf_counter()
+            link = measure_link(post, transport=transport)
+            took_s = time.perf_counter() - began
+            threshold = threshold_tokens(SMOL, lambda tokens: tokens / PROMPT_TOKENS_PER_S, link)
+            print(f"  {name:14} {link_text(link, threshold)} (at {PROMPT_TOKENS_PER_S} tokens/s; took {took_s:.2f} s)")
+        post.close()
+    pool.close()
+
+
+def exposed_times() -> None:
+    """Print what is left of a transfer after the prompt phase, and how much longer that takes, in both modes.
+
+    The prompt phase is made of matrix products, as many as make `FAST_TOKENS_PER_S`, so that sending costs it time.
+    """
+    print(f"\nafter a prompt phase at {FAST_TOKENS_PER_S} tokens/s, SmolLM2-135M's KV, medians of {EXPOSED_ROUNDS}")
+    print("                 tokens   prompt phase      exposed          prompt phase longer by")
+    print("                                            serialized layers   serialized layers")
+    left, right = np.random.default_rng(0).random((2, 64, 64), np.float32)
+    product_s = min(timed(lambda: [left @ right for _ in range(100)]) for _ in range(20)) / 100
     for name in GOALS:
-        sizes_bytes, times_s = [], []
-        for tokens in (16, 64, 256, 1_024):
-            with Peer(name, LAYOUT, tokens) as peer:
-                times_s.append(min(timed(peer.transfer) for _ in range(5)))
-            sizes_bytes.append(LAYOUT.layers * LAYOUT.blocks_for(tokens) * LAYOUT.block_bytes)
-        link = fit_link(sizes_bytes, times_s)
-        print(f"  {name:14} {link.bytes_per_s / 1e9:6.2f} GB/s   latency {link.latency_s * 1e6:6.0f} us")
+        with TokenMachine(name) as there, tempfile.TemporaryDirectory(prefix="kv") as folder:
+            pool = SharedPool(SMOL, EXPOSED_BLOCKS)
+            pool.blocks[:] = 1
+            post = Post(
+                Greeting(machine="prompt", epoch=1, layout=SMOL), pool, BlockPool(EXPOSED_BLOCKS), directory=folder
+            )
+            for tokens in (64, 256, 1_024, 4_096):
+                products = max(1, round(tokens / FAST_TOKENS_PER_S / SMOL.layers / product_s))
+
+                def compute(products: int = products) -> None:
+                    for _ in range(products):
+                        _ = left @ right
+
+                plain_s, exposed_s, longer_s = [], {}, {}
+                for number in range(EXPOSED_ROUNDS):
+                    plain_s.append(timed(lambda: [compute() for _ in range(SMOL.layers)]))
+                    for mode in Mode:
+                        key = f"{name}.{tokens}.{mode.value}.{number}"
+                        took_s = there.receive(post, key, tokens, compute, mode)
+                        exposed_s.setdefault(mode, []).append(post.outgoing.sent.last_exposed_s)
+                        longer_s.setdefault(mode, []).append(took_s - plain_s[-1])
+                plain = statistics.median(plain_s)
+                exposed = [statistics.median(exposed_s[mode]) * 1e3 for mode in Mode]
+                longer = [statistics.median(longer_s[mode]) / plain for mode in Mode]
+                print(
+                    f"  {name:14} {tokens:6} {plain * 1e3:11.1f} ms {exposed[0]:11.1f} {exposed[1]:6.1f} ms"
+                    f" {longer[0]:9.1%} {longer[1]:6.1%}"
+                )
+            post.close()
+            pool.close()
+
+
+class TokenMachine:
+    """A machine in a process of its own that takes in one request after another."""
+
+    def __init__(self, name: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kv")
+        self._pipe, there = multiprocessing.get_context("spawn").Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=take_in, args=(name, self._folder.name, there)
+        )
+        self._process.start()
+        self._address = self._pipe.recv()
+
+    def receive(self, post: Post, key: str, tokens: int, compute: Callable[[], None], mode: Mode) -> float:
+        """Let a post compute and send a prompt; return the time of its prompt phase, in seconds."""
+        out = post.outgoing
+        self._pipe.send((key, tokens))
+        out.await_offer(key, "token", self._address, 1)
+        while out.state(key) is Departure.AWAITED:
+            post.drive()
+        out.open(key, tuple(range(SMOL.blocks_for(tokens))))
+        began = time.perf_counter()
+        for layer in range(SMOL.layers):
+            compute()
+            if mode is Mode.LAYERWISE:
+                out.send_layer(key, layer)
+        took_s = time.perf_counter() - began
+        if mode is Mode.SERIALIZED:
+            out.send_all(key)
+        while out.state(key) is Departure.SENT or out.state(key) is Departure.OPEN:
+            wait_readable(list(post.descriptors()), 0.001)
+            post.drive()
+        if out.state(key) is not Departure.COMPLETED:
+            raise SystemExit(f"transfer failed: {out.why(key)}")
+        out.forget(key)
+        self._pipe.recv()
+        return took_s
+
+    def __enter__(self) -> "TokenMachine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.send(None)
+        self._process.join()
+        self._folder.cleanup()
+
+
+def take_in(name: str, folder: str, parent: Connection) -> None:
+    """Be the token machine: hold room for what the parent says, until it says None."""
+    stay_on(1)
+    pool = SharedPool(SMOL, EXPOSED_BLOCKS)
+    pool.blocks[:] = 1
+    over_tcp = name == "tcp"
+    post = Post(
+        Greeting(machine="token", epoch=1, layout=SMOL),
+        pool,
+        BlockPool(EXPOSED_BLOCKS),
+        directory=None if over_tcp else folder,
+        tcp=("127.0.0.1", 0) if over_tcp else None,
+    )
+    parent.send(post.address)
+    key = ""
+    while True:
+        wait_readable([*post.descriptors(), parent.fileno()], 0.1)
+        if parent.poll():
+            order = parent.recv()
+            if order is None:
+                break
+            key, tokens = order
+            post.incoming.expect(key, tokens, "prompt", wants_note=False)
+        post.drive()
+        if key and post.incoming.state(key) is Arrival.READY:
+            post.incoming.release(key)
+            parent.send(key)
+            key = ""
+    post.close()
 
 
 def stay_on(place: int) -> None:

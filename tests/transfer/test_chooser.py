@@ -42,10 +42,10 @@ def test_threshold_is_the_planners() -> None:
         model="llama2-70b", layers=model.layers, kv_heads=8, head_dim=128, dtype="float16", block_tokens=16,
         block_layout="any",
     )  # fmt: skip
-    threshold = threshold_tokens(model, layout, prompt_time_s, link)
+    threshold = threshold_tokens(layout, prompt_time_s, link)
     assert threshold == layerwise_threshold_tokens(
         model, prompt_time_s, link, kv_bytes_per_token=model.layers * 2 * 8 * 128 * 2
     )
-    assert threshold < threshold_tokens(model, replace(layout, dtype="float8_e4m3"), prompt_time_s, link)
+    assert threshold < threshold_tokens(replace(layout, dtype="float8_e4m3"), prompt_time_s, link)
     assert choose(threshold - 1, threshold) is Mode.SERIALIZED
     assert choose(threshold, threshold) is Mode.LAYERWISE

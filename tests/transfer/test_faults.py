@@ -52,6 +52,54 @@ def test_a_frame_that_meets_a_fault(fault: Fault, at: int) -> None:
     assert wire.receiver.leases.released[Reason.COMPLETED] == 0
 
 
+@pytest.mark.parametrize("fault", Fault)
+def test_a_note_that_meets_a_fault(fault: Fault) -> None:
+    """A first token that is not the sender's would be emitted, or one that is would be lost."""
+    wire = faulty(fault, Kind.NOTE, 0)
+    reservation = wire.receiver.reserve("r", 16, "prompt-0", 0.0, wants_note=True)
+    wire.sender.open(reservation, wire.sources(reservation), 1_000.0)
+    wire.sender.note(reservation, b"7")
+    wire.sender.send_all(reservation)
+    wire.settle()
+    if fault is Fault.NONE or fault in HARMLESS:
+        assert wire.receiver.state(reservation.transfer) is Arrival.READY
+        assert wire.receiver.note(reservation.transfer) == b"7"
+        return
+    with pytest.raises(TransferError, match="may not be read"):
+        wire.receiver.take(reservation.transfer)
+    if fault is Fault.CORRUPT:
+        assert wire.sender.why(reservation) == "note has a wrong checksum"
+    wire.now_s = 2_000.0
+    wire.settle()
+    assert wire.sender.state(reservation) is Departure.FAILED
+    assert wire.receiver.used_bytes == 0
+
+
+def test_a_note_that_is_not_wanted_is_absorbed() -> None:
+    """A note could make a transfer whole that wants none, or fail it."""
+    wire = Wire("in-memory")
+    reservation = wire.reserve(16)
+    wire.channel.offer(Message(Kind.NOTE, 1, reservation.transfer, text=b"7"), None)
+    wire.settle()
+    assert wire.receiver.absorbed == {"unwanted note": 1}
+    assert wire.receiver.state(reservation.transfer) is Arrival.RESERVED
+    wire.sender.send_all(reservation)
+    wire.finish(reservation)
+    assert wire.receiver.note(reservation.transfer) == b""
+
+
+def test_an_offer_is_repeated_on_a_new_channel() -> None:
+    """A sender whose channel broke before it had sent anything would never learn of the reservation."""
+    wire = Wire("in-memory")
+    reservation = wire.receiver.reserve("r", 16, "prompt-0", 0.0, offer=True)
+    sending, wire.channels[1] = in_memory_pair()
+    again = Sender(wire.sender._greeting, wire.source)
+    for _ in range(4):
+        drive_sender(again, sending, 0.0)
+        wire.both()
+    assert again.offer("r") == reservation == wire.sender.offer("r")
+
+
 def test_wholeness_waits_for_the_frame_that_was_overtaken() -> None:
     """The last message would count as the end of the transfer although a frame before it is missing."""
     wire = faulty(Fault.DROP, Kind.FRAME, 3)
@@ -150,7 +198,7 @@ def test_capabilities_are_what_both_have() -> None:
     sender = Sender(ours, needles(LAYOUT, 1))
     assert sender.capabilities == set()
     theirs = Greeting(machine="token-0", epoch=1, layout=LAYOUT, capabilities=("b", "c"))
-    sender.on_message(Message(Kind.WELCOME, text=theirs.to_text()))
+    sender.on_message(Message(Kind.WELCOME, text=theirs.to_text()), 0.0)
     assert sender.capabilities == {"b"}
 
 

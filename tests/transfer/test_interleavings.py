@@ -10,7 +10,8 @@ from phasesplit.transfer.channel import Condition, drive_receiver, drive_sender
 from phasesplit.transfer.failures import NoRoomError, Reason
 from phasesplit.transfer.in_memory import Fault, InMemoryChannel, in_memory_pair
 from phasesplit.transfer.layout import Greeting
-from phasesplit.transfer.messages import Message, Reservation
+from phasesplit.transfer.messages import Message
+from phasesplit.transfer.offers import Reservation
 from phasesplit.transfer.receiver import Receiver
 from phasesplit.transfer.sender import Sender
 from phasesplit.transfer.states import Arrival, Departure
@@ -48,8 +49,9 @@ class Interleavings(RuleBasedStateMachine):
         self.channel, receiving = in_memory_pair(self.next_fault, room=5)
         self.channels[self.epoch] = receiving
         self.opened: dict[int, tuple[Reservation, tuple[int, ...]]] = {}
-        self.sources: dict[int, np.ndarray] = {}
-        self.left = {}
+        self.left: dict[int, list[tuple[int, int]]] = {}
+        self.unnoted: list[Reservation] = []
+        self.ordered: set[str] = set()
 
     def next_fault(self, message: Message) -> Fault:
         del message
@@ -60,25 +62,66 @@ class Interleavings(RuleBasedStateMachine):
         """Let something happen to the next message."""
         self.faults.append(fault)
 
-    @rule(tokens=st.integers(1, 4 * BLOCKS + 4), backwards=st.booleans())
-    def reserve(self, tokens: int, backwards: bool) -> None:
-        """Hold room for a prompt, and open the transfer where the receiver is known."""
+    @rule(tokens=st.integers(1, 4 * BLOCKS + 4), backwards=st.booleans(), noted=st.booleans(), offer=st.booleans())
+    def reserve(self, tokens: int, backwards: bool, noted: bool, offer: bool) -> None:
+        """Hold room for a prompt, and offer it, or open the transfer where the receiver is known."""
         blocks = LAYOUT.blocks_for(tokens)
         free = BLOCKS - self.receiver.used_bytes // (LAYOUT.layers * LAYOUT.block_bytes)
         try:
-            reservation = self.receiver.reserve("r", tokens, "prompt-0", self.now_s)
+            key = f"r{len(self.reserved)}"
+            reservation = self.receiver.reserve(key, tokens, "prompt-0", self.now_s, offer=offer, wants_note=noted)
         except NoRoomError:
             assert blocks > free
             return
         assert blocks <= free
         self.reserved.append(reservation)
+        if not offer and self.sender.receiver is not None and not self.sender.lost_because:
+            self.open(reservation, backwards)
+
+    def open(self, reservation: Reservation, backwards: bool) -> None:
+        """Begin a transfer."""
+        blocks = len(reservation.blocks)
         sources = tuple(range(blocks))[:: -1 if backwards else 1]
-        if self.sender.receiver is not None and not self.sender.lost_because:
-            self.sender.open(reservation, sources, self.now_s + 25.0)
-            self.opened[reservation.transfer] = (reservation, sources)
-            self.left[reservation.transfer] = [
-                (layer, place) for layer in range(LAYOUT.layers) for place in range(blocks)
-            ]
+        self.sender.open(reservation, sources, self.now_s + 25.0)
+        self.opened[reservation.transfer] = (reservation, sources)
+        self.left[reservation.transfer] = [(layer, place) for layer in range(LAYOUT.layers) for place in range(blocks)]
+        if reservation.wants_note:
+            self.unnoted.append(reservation)
+
+    @rule(which=places)
+    def order(self, which: int) -> None:
+        """Ask for the KV of a request that is, or will be, offered."""
+        key = f"r{which % (len(self.reserved) + 2)}"
+        try:
+            self.sender.await_offer(key, self.now_s + 25.0)
+        except TransferError:
+            assert key in self.ordered
+        self.ordered.add(key)
+
+    @rule(which=places, backwards=st.booleans())
+    def open_offered(self, which: int, backwards: bool) -> None:
+        """Begin a transfer whose offer and order are here."""
+        ready = [key for key in sorted(self.ordered) if self.sender.state(key) is Departure.OFFERED]
+        if ready:
+            reservation = self.sender.offer(ready[which % len(ready)])
+            assert reservation is not None
+            self.open(reservation, backwards)
+
+    @rule(which=places, forget=st.booleans())
+    def end_order(self, which: int, forget: bool) -> None:
+        """Give up a request at the sending end, whatever is known of it."""
+        key = f"r{which % (len(self.reserved) + 2)}"
+        self.sender.abort(key)
+        if forget and key not in [f"r{r.transfer - 1}" for r, _ in self.opened.values()]:
+            self.sender.forget(key)
+            self.ordered.discard(key)
+
+    @precondition(lambda self: self.unnoted)
+    @rule(which=places)
+    def note(self, which: int) -> None:
+        """Send a note."""
+        reservation = self.unnoted.pop(which % len(self.unnoted))
+        self.sender.note(reservation, b"%d" % reservation.transfer)
 
     @precondition(lambda self: any(self.left.values()))
     @rule(which=places, part=places)
@@ -156,6 +199,7 @@ class Interleavings(RuleBasedStateMachine):
             if self.receiver.state(transfer) in WHOLE:
                 assert np.array_equal(self.pool[:, list(reservation.blocks)], self.source[:, list(sources)])
                 assert not self.left[transfer]
+                assert self.receiver.note(transfer) == (b"%d" % transfer if reservation.wants_note else b"")
 
     @invariant()
     def nothing_comes_back(self) -> None:

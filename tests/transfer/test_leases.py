@@ -2,13 +2,14 @@
 
 import pytest
 
+from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.failures import NoRoomError, Reason
 from phasesplit.transfer.leases import LeaseBook
 
 
 def test_every_byte_has_an_owner_until_it_is_released_once() -> None:
     """Held bytes would not be counted, or a second release free blocks of the next owner."""
-    book = LeaseBook(blocks=8, block_bytes=100)
+    book = LeaseBook(BlockPool(8), block_bytes=100)
     first = book.reserve("a", "transfer", 3, now_s=1.0, lease_s=10.0)
     second = book.reserve("b", "transfer", 5, now_s=1.0, lease_s=10.0)
     assert (first.blocks, second.blocks) == ((0, 1, 2), (3, 4, 5, 6, 7))
@@ -35,7 +36,7 @@ def test_every_byte_has_an_owner_until_it_is_released_once() -> None:
 @pytest.mark.parametrize("blocks", [0, -1, 9])
 def test_what_does_not_fit_is_refused(blocks: int) -> None:
     """Blocks would be given that are not there, or none be held for an owner."""
-    book = LeaseBook(blocks=8, block_bytes=100)
+    book = LeaseBook(BlockPool(8), block_bytes=100)
     with pytest.raises(NoRoomError, match="8 are free"):
         book.reserve("a", "transfer", blocks, now_s=0.0, lease_s=10.0)
     assert book.used_bytes == 0
@@ -43,7 +44,7 @@ def test_what_does_not_fit_is_refused(blocks: int) -> None:
 
 def test_deadline_moves_with_heartbeats_only() -> None:
     """A lease would expire too early, too late or never; or a heartbeat that came late shorten it."""
-    book = LeaseBook(blocks=2, block_bytes=1)
+    book = LeaseBook(BlockPool(2), block_bytes=1)
     lease = book.reserve("a", "transfer", 1, now_s=0.0, lease_s=10.0)
     assert book.expired(9.9) == []
     assert book.extend(lease.number, 8.0)

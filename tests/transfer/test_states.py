@@ -24,7 +24,7 @@ def test_kv_is_read_only_where_everything_has_arrived() -> None:
         (state, event) for state, row in ARRIVAL_TABLE.items() for event, after in row.items() if after is Arrival.READY
     }
     into = {(state, event) for state, event in ways_to_ready if state is not Arrival.READY}
-    assert into == {(Arrival.RESERVED, ArrivalEvent.LAST_FRAME), (Arrival.RECEIVING, ArrivalEvent.LAST_FRAME)}
+    assert into == {(Arrival.RESERVED, ArrivalEvent.LAST_PART), (Arrival.RECEIVING, ArrivalEvent.LAST_PART)}
 
 
 def test_failure_is_for_ever() -> None:
@@ -38,7 +38,7 @@ def test_failure_is_for_ever() -> None:
 
 def test_blocks_are_not_freed_under_a_writer() -> None:
     """Blocks would be freed by our own decision while the sender may still write to them."""
-    ours = {ArrivalEvent.ABORT, ArrivalEvent.RELEASE, ArrivalEvent.EXPIRE, ArrivalEvent.BAD_FRAME}
+    ours = {ArrivalEvent.ABORT, ArrivalEvent.RELEASE, ArrivalEvent.EXPIRE, ArrivalEvent.BAD_PART}
     for state in (Arrival.RESERVED, Arrival.RECEIVING, Arrival.DRAINING):
         assert {ARRIVAL_TABLE[state][event] for event in ours} == {Arrival.DRAINING}
 

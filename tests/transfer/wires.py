@@ -1,5 +1,7 @@
 """Both ends of a transfer, joined by any transport, with a clock that tests move."""
 
+import functools
+import importlib.util
 import os
 import sys
 import tempfile
@@ -13,14 +15,17 @@ from numpy.typing import NDArray
 from phasesplit.transfer.channel import Channel, Condition, drive_receiver, drive_sender, wait_readable
 from phasesplit.transfer.in_memory import in_memory_pair
 from phasesplit.transfer.layout import Greeting, KvLayout
-from phasesplit.transfer.messages import Reservation
+from phasesplit.transfer.nixl_channel import NixlListener, NixlMemory, connect_nixl, nixl_agent
+from phasesplit.transfer.offers import Reservation
 from phasesplit.transfer.receiver import Receiver
 from phasesplit.transfer.sender import FRAME_BYTES, Sender
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.tcp import TcpListener, connect_tcp
 
-TRANSPORTS = ["in-memory", "shared-memory", "tcp"]
+os.environ.setdefault("UCX_TLS", "tcp,posix,sysv,cma,self")  # NIXL's UCX, on machines without RDMA
+os.environ.setdefault("UCX_LOG_LEVEL", "error")
+TRANSPORTS = ["in-memory", "shared-memory", "tcp"] + (["nixl"] if importlib.util.find_spec("nixl") else [])
 LAYOUT = KvLayout(
     model="tiny", layers=3, kv_heads=2, head_dim=4, dtype="float32", block_tokens=4, block_layout="k then v"
 )
@@ -42,18 +47,19 @@ def needles(layout: KvLayout, blocks: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8)  # 255 is the poison
 
 
-def listener(transport: str, pool: SharedPool | None, path: str) -> TcpListener | SharedMemoryListener:
-    """Return what takes connections of a transport."""
-    if transport == "tcp":
-        return TcpListener()
-    assert pool is not None
-    return SharedMemoryListener(path, pool)
+@functools.cache
+def agent(name: str) -> object:
+    """Return the NIXL agent of one end; its start is slow, so tests share it."""
+    return nixl_agent(f"{name}-{os.getpid()}")
 
 
-def connect(transport: str, address: str) -> Channel:
+def connect(transport: str, address: str, memory: NixlMemory | None = None) -> Channel:
     """Return a channel to the text of an address."""
     if transport == "tcp":
         return connect_tcp(("127.0.0.1", int(address)))
+    if transport == "nixl":
+        assert memory is not None
+        return connect_nixl(("127.0.0.1", int(address)), memory)
     return connect_shared_memory(address)
 
 
@@ -68,11 +74,17 @@ class Receiving:
         self.folder = tempfile.TemporaryDirectory(prefix="kv") if transport == "shared-memory" else None
         self.shared = SharedPool(layout, blocks) if transport == "shared-memory" else None
         shape = (layout.layers, blocks, layout.block_bytes)
-        self.listener: TcpListener | SharedMemoryListener | None = None
+        self.listener: TcpListener | SharedMemoryListener | NixlListener | None = None
+        self.memories: list[NixlMemory] = []
         self.pool = self.shared.blocks if self.shared else np.zeros(shape, np.uint8)
         greeting = Greeting(machine="token-0", epoch=epoch, layout=layout)
         self.receiver = Receiver(greeting, self.pool, lease_s=lease_s, poison=True)
-        self.listener = listener(transport, self.shared, self.address) if transport != "in-memory" else None
+        if transport == "tcp":
+            self.listener = TcpListener()
+        elif transport == "nixl":
+            self.listener = NixlListener(self.registered("token", self.pool))
+        elif self.shared:
+            self.listener = SharedMemoryListener(self.address, self.shared)
         self.channels: dict[int, Channel] = {}
 
     @property
@@ -80,7 +92,12 @@ class Receiving:
         """Where to connect, as text."""
         if self.folder:
             return f"{self.folder.name}/kv"
-        return str(self.listener.address[1]) if isinstance(self.listener, TcpListener) else ""
+        return str(self.listener.address[1]) if isinstance(self.listener, TcpListener | NixlListener) else ""
+
+    def registered(self, end: str, pool: NDArray[np.uint8]) -> NixlMemory:
+        """Return a pool as memory of the NIXL agent of one end."""
+        self.memories.append(NixlMemory(agent(end), pool))
+        return self.memories[-1]
 
     def step(self, wait_s: float = 0.0) -> None:
         """Take connections, and move what can move."""
@@ -103,6 +120,8 @@ class Receiving:
             self.listener.close()
         if self.shared:
             self.shared.close()
+        for memory in self.memories:
+            memory.close()
         if self.folder:
             self.folder.cleanup()
 
@@ -129,7 +148,8 @@ class Wire(Receiving):
         if receiving is not None:
             self.channels[0] = receiving
         self.source = needles(theirs or layout, blocks)
-        self.channel = sending or connect(transport, self.address)
+        memory = self.registered("prompt", self.source) if transport == "nixl" else None
+        self.channel = sending or connect(transport, self.address, memory)
         greeting = Greeting(machine="prompt-0", epoch=sender_epoch, layout=theirs or layout)
         self.sender = Sender(greeting, self.source, frame_bytes=frame_bytes)
         eventually(lambda: self.sender.receiver is not None or bool(self.sender.lost_because), self.both)
@@ -141,9 +161,11 @@ class Wire(Receiving):
 
     def settle(self) -> None:
         """Move until nothing moves: twice what one message and its answer take, and a moment for the kernel."""
+        if self.transport == "nixl":  # its first write waits until UCX has found a way
+            eventually(lambda: self.channel.condition is not Condition.OPEN or self.channel.flush(), self.both)
         for _ in range(6):
             self.both()
-            if self.transport == "tcp":
+            if self.transport in ("tcp", "nixl"):
                 wait_readable([self.channel.fileno(), *[c.fileno() for c in self.channels.values()]], 0.002)
 
     def reserve(self, tokens: int, owner: str = "r") -> Reservation:
@@ -198,6 +220,11 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def open_sockets() -> int:
+    """Return how many sockets this process has open."""
+    files = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+    return sum(file.is_socket() for file in files)
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     send_in_another_process()

@@ -38,6 +38,11 @@ class Channel(Protocol):
         """How the channel is; once it is not `OPEN`, no byte of ours moves any more."""
         ...
 
+    @property
+    def why(self) -> str:
+        """What the operating system said when the channel ended, or the empty text."""
+        ...
+
     def offer(self, message: Message, payload: NDArray[np.uint8] | None) -> bool:
         """Take a message and, for a frame, its bytes; False if there is no room now (offer it again later)."""
         ...
@@ -66,13 +71,14 @@ class Channel(Protocol):
 def drive_sender(sender: Sender, channel: Channel, now_s: float) -> None:
     """Move what can move without waiting, at the sending end."""
     for message in channel.poll(_nowhere):
-        sender.on_message(message)
+        sender.on_message(message, now_s)
     sender.tick(now_s)
     while channel.condition is Condition.OPEN and (head := sender.head()) and channel.offer(*head):
         sender.taken()
     channel.flush()
     if channel.condition is not Condition.OPEN and not sender.lost_because:
-        sender.lost(f"the channel is {channel.condition.value}")
+        why = f" ({channel.why})" if channel.why else ""
+        sender.lost(f"the channel is {channel.condition.value}{why}")
 
 
 def drive_receiver(receiver: Receiver, channels: Mapping[int, Channel], now_s: float) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from phasesplit.domain.link import Link, layerwise_threshold_tokens
 from phasesplit.domain.model import Model
 from phasesplit.errors import TransferError
-from phasesplit.transfer.layout import KvLayout
+from phasesplit.transfer.layout import ITEM_BYTES, KvLayout
 
 Floats = NDArray[np.float64]
 _SLOWEST_BYTES_PER_S = 1.0
@@ -53,19 +53,30 @@ def fit_link(sizes_bytes: ArrayLike, times_s: ArrayLike, *, per_layer_s: float =
     )
 
 
-def threshold_tokens(model: Model, layout: KvLayout, prompt_time_s: Callable[[Floats], Floats], link: Link) -> int:
+def threshold_tokens(layout: KvLayout, prompt_time_s: Callable[[Floats], Floats], link: Link) -> int:
     """Return the smallest prompt that is sent layer by layer: the planner's, for the KV that really moves.
 
     Args:
-        model: The model.
-        layout: Its KV here, which may be of another type than the model's.
+        layout: The model's KV on the machines.
         prompt_time_s: Prompt tokens, float64 (n,), to the time of the prompt phase.
-        link: The link, as measured (`fit_link`).
+        link: The link, as measured (`fit_link`, `calibration.measure_link`).
 
     Source: `domain.link.layerwise_threshold_tokens`.
     """
-    kv_bytes_per_token = layout.layers * layout.block_bytes / layout.block_tokens
-    return layerwise_threshold_tokens(model, prompt_time_s, link, kv_bytes_per_token=kv_bytes_per_token)
+    # The rule looks at layers and KV alone, so the sizes of everything else stay open.
+    model = Model(
+        name=layout.model,
+        layers=layout.layers,
+        hidden=0,
+        query_heads=0,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        parameters=0,
+        active_parameters=0,
+        weights_bytes=0,
+        value_bytes=ITEM_BYTES[layout.dtype],
+    )
+    return layerwise_threshold_tokens(model, prompt_time_s, link)
 
 
 def choose(prompt_tokens: int, threshold: int) -> Mode:

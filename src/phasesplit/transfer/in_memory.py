@@ -49,6 +49,7 @@ class InMemoryChannel:
         self._swapped: _Parcel | None = None
         self._peer = self
         self.condition = Condition.OPEN
+        self.why = ""
 
     def join(self, peer: "InMemoryChannel") -> None:
         """Name the other end."""
@@ -126,7 +127,9 @@ def in_memory_pair(faults: Faults = lambda _: Fault.NONE, room: int = 1_000) -> 
 
 
 def _damaged(parcel: _Parcel) -> _Parcel:
-    if parcel.payload is None or parcel.message.kind is not Kind.FRAME:
+    if parcel.message.kind is Kind.NOTE:
+        return replace(parcel, message=replace(parcel.message, checksum=parcel.message.checksum ^ 1))
+    if parcel.payload is None:
         return parcel
     payload = parcel.payload.copy()
     payload[len(payload) // 2] ^= 1

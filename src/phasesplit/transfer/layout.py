@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from phasesplit.errors import TransferError
 from phasesplit.transfer.failures import LayoutMismatchError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the messages; machines of different versions refuse one another."""
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1}

@@ -1,10 +1,10 @@
 """Who holds which blocks, why, and until when. Time is an argument."""
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.failures import NoRoomError, Reason
 
 _REMEMBERED = 1_000
@@ -32,16 +32,16 @@ class Lease:
 
 
 class LeaseBook:
-    """All blocks of a pool: each is free or has one owner.
+    """Blocks of a pool that are held under a lease: each has one owner, a purpose and a deadline.
 
     Args:
-        blocks: Blocks of the pool, >= 0.
+        pool: Where the blocks are taken from; others may draw from it too.
         block_bytes: Bytes of a block over all layers, > 0.
     """
 
-    def __init__(self, blocks: int, block_bytes: int) -> None:
+    def __init__(self, pool: BlockPool, block_bytes: int) -> None:
         self._block_bytes = block_bytes
-        self._free = list(range(blocks))
+        self._pool = pool
         self._held: dict[int, Lease] = {}
         self._last_number = 0
         self.released: Counter[Reason] = Counter()
@@ -63,10 +63,11 @@ class LeaseBook:
         Raises:
             NoRoomError: Fewer blocks are free, or none was asked for.
         """
-        if not 1 <= blocks <= len(self._free):
-            raise NoRoomError(f"request {owner}: {blocks} blocks asked for, {len(self._free)} are free")
+        try:
+            taken = self._pool.take(blocks)
+        except NoRoomError as error:
+            raise NoRoomError(f"request {owner}: {error}") from None
         self._last_number += 1
-        taken = tuple(heapq.heappop(self._free) for _ in range(blocks))
         lease = Lease(self._last_number, owner, purpose, taken, now_s + lease_s, lease_s)
         self._held[lease.number] = lease
         return lease
@@ -87,8 +88,7 @@ class LeaseBook:
         lease = self._held.pop(number, None)
         if lease is None:
             return False
-        for block in lease.blocks:
-            heapq.heappush(self._free, block)
+        self._pool.give(lease.blocks)
         self.released[reason] += 1
         self.latest.append((lease, reason, now_s))
         return True

@@ -11,7 +11,7 @@ _FIELDS = struct.Struct("<4sB3xQQIIIII")  # magic, kind, epoch, transfer, layer,
 _SEAL = struct.Struct("<I")
 _MAGIC = b"pskv"
 HEADER_BYTES = _FIELDS.size + _SEAL.size
-LONGEST_TEXT_BYTES = 16 * 1024
+LONGEST_TEXT_BYTES = 64 * 1024
 LONGEST_FRAME_BYTES = 64 * 1024 * 1024
 
 
@@ -26,6 +26,8 @@ class Kind(IntEnum):
     ABORT = 6  # [both] nothing more is wanted, or will come
     STOPPED = 7  # [sender] answer to ABORT: no byte of the transfer is on its way
     HEARTBEAT = 8  # [sender] the transfer is still wanted: its lease is extended
+    OFFER = 9  # [receiver] blocks wait for the KV of a request: its key, and the reservation
+    NOTE = 10  # [sender] a short text that belongs to a transfer, opaque here
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,9 @@ class Message:
         layer: Layer of a frame.
         first_block: First block of a frame in the receiver's pool.
         blocks: Blocks of a frame.
-        checksum: Checksum of a frame.
+        checksum: Checksum of a frame's blocks or of a note's text.
         length_bytes: Bytes that follow the header: the frame's blocks or the text.
-        text: Greeting or reason, UTF-8.
+        text: Greeting, reason, offer or note.
     """
 
     kind: Kind
@@ -69,25 +71,6 @@ class Message:
             length_bytes,
         )
         return head + _SEAL.pack(zlib.crc32(head)) + self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """What a sender must know of the blocks that wait for it; it travels with the order, not on the channel.
-
-    Attributes:
-        machine: The receiver.
-        epoch: Its epoch.
-        transfer: Number of the reservation.
-        tokens: Tokens of the prompt, >= 1.
-        blocks: Blocks in the receiver's pool; the i-th is for the i-th block of the prompt.
-    """
-
-    machine: str
-    epoch: int
-    transfer: int
-    tokens: int
-    blocks: tuple[int, ...]
 
 
 def unpack(header: bytes | bytearray | memoryview, text: bytes = b"") -> Message:

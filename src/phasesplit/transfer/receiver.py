@@ -5,37 +5,27 @@ given by whoever drives it.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.errors import TransferError
+from phasesplit.transfer.awaited import Awaited
+from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.checksum import checksum
 from phasesplit.transfer.failures import Reason
 from phasesplit.transfer.layout import Greeting
-from phasesplit.transfer.leases import Lease, LeaseBook
-from phasesplit.transfer.messages import Kind, Message, Reservation, reason_text
+from phasesplit.transfer.leases import LeaseBook
+from phasesplit.transfer.messages import Kind, Message, reason_text
+from phasesplit.transfer.offers import Reservation, offer_text
 from phasesplit.transfer.states import ARRIVAL_TABLE, Arrival, ArrivalEvent
 
 POISON = 0xFF
 """Byte that fills freed blocks where asked for; as floats of any size it reads as not-a-number."""
 
-
-@dataclass(slots=True)
-class _Awaited:
-    """One transfer at its receiver."""
-
-    lease: Lease
-    sender: str
-    tokens: int
-    arrived: NDArray[np.bool_]  # (layers, blocks of the transfer)
-    places: Mapping[int, int]  # block in the pool -> its place in the transfer
-    state: Arrival = Arrival.RESERVED
-    reason: Reason = Reason.COMPLETED
-    why: str = ""
-    channels: set[int] = field(default_factory=set)  # channels that a frame of it may still come through
+_REMEMBERED = 1_000
 
 
 class Receiver:
@@ -44,6 +34,7 @@ class Receiver:
     Args:
         greeting: What this machine says of itself.
         pool: KV blocks, uint8 (layers, blocks, block bytes), contiguous; written to.
+        free: Where the blocks are taken from, by default a pool of its own.
         lease_s: Time that a reservation lives without a heartbeat, > 0.
         poison: Fill blocks with `POISON` when they are freed, so that a late reader is found out.
 
@@ -52,7 +43,13 @@ class Receiver:
     """
 
     def __init__(
-        self, greeting: Greeting, pool: NDArray[np.uint8], *, lease_s: float = 30.0, poison: bool = False
+        self,
+        greeting: Greeting,
+        pool: NDArray[np.uint8],
+        free: BlockPool | None = None,
+        *,
+        lease_s: float = 30.0,
+        poison: bool = False,
     ) -> None:
         layout = greeting.layout
         if pool.shape[::2] != (layout.layers, layout.block_bytes) or not pool.flags.c_contiguous:
@@ -62,10 +59,11 @@ class Receiver:
         self._pool = pool
         self._lease_s = lease_s
         self._poison = poison
-        self._awaited: dict[int, _Awaited] = {}
+        self._awaited: dict[int, Awaited] = {}
         self._peers: dict[int, str] = {}
         self._epochs: dict[str, int] = {}
-        self.leases = LeaseBook(pool.shape[1], layout.layers * layout.block_bytes)
+        self._why: dict[int, str] = {}  # of the latest that ended
+        self.leases = LeaseBook(free or BlockPool(pool.shape[1]), layout.layers * layout.block_bytes)
         self.outbox: deque[tuple[int, Message]] = deque()
         self.cuts: set[int] = set()
         self.absorbed: Counter[str] = Counter()
@@ -76,32 +74,60 @@ class Receiver:
         return self.leases.used_bytes
 
     def reserve(
-        self, owner: str, tokens: int, sender: str, now_s: float, *, purpose: str = "transfer", lease_s: float = 0.0
+        self,
+        owner: str,
+        tokens: int,
+        sender: str,
+        now_s: float,
+        *,
+        purpose: str = "transfer",
+        lease_s: float = 0.0,
+        offer: bool = False,
+        wants_note: bool = False,
     ) -> Reservation:
         """Hold the blocks of a prompt whose KV a machine will send.
 
         Args:
-            owner: The request.
+            owner: The request; the key of its offer.
             tokens: Tokens of the prompt, >= 1.
             sender: Machine that will send.
             now_s: The instant.
             purpose: Why they are held, for people.
             lease_s: Time without a heartbeat, by default the receiver's.
+            offer: Tell the sender of the reservation, now or as soon as it has a channel to us.
+            wants_note: The transfer is whole only with a note.
 
         Raises:
             NoRoomError: They do not fit.
+            TransferError: The blocks are in too many pieces to be offered.
         """
         lease = self.leases.reserve(owner, purpose, self._layout.blocks_for(tokens), now_s, lease_s or self._lease_s)
         arrived = np.zeros((self._layout.layers, len(lease.blocks)), np.bool_)
-        places = {block: place for place, block in enumerate(lease.blocks)}
         channels = {number for number, name in self._peers.items() if name == sender}
-        self._awaited[lease.number] = _Awaited(lease, sender, tokens, arrived, places, channels=channels)
-        return Reservation(self._greeting.machine, self._greeting.epoch, lease.number, tokens, lease.blocks)
+        machine, epoch = self._greeting.machine, self._greeting.epoch
+        reservation = Reservation(machine, epoch, lease.number, tokens, lease.blocks, wants_note)
+        offered = None
+        if offer:
+            try:
+                offered = Message(Kind.OFFER, epoch, lease.number, text=offer_text(owner, reservation))
+            except TransferError:
+                self.leases.release(lease.number, Reason.REFUSED, now_s)
+                raise
+        awaited = Awaited(lease, sender, offered, wants_note, arrived, channels)
+        self._awaited[lease.number] = awaited
+        if offered:
+            self._tell(awaited, offered)
+        return reservation
 
     def state(self, transfer: int) -> Arrival:
         """Return the state of a transfer; one that is not known has been released."""
         awaited = self._awaited.get(transfer)
         return awaited.state if awaited else Arrival.RELEASED
+
+    def why(self, transfer: int) -> str:
+        """Return why a transfer failed or was given up, or the empty text; the latest 1,000 that ended are known."""
+        awaited = self._awaited.get(transfer)
+        return awaited.why if awaited else self._why.get(transfer, "")
 
     def layers_arrived(self, transfer: int) -> int:
         """Return how many layers of a transfer are there whole."""
@@ -122,6 +148,11 @@ class Receiver:
         awaited.state = Arrival.READING
         return awaited.lease.blocks
 
+    def note(self, transfer: int) -> bytes:
+        """Return what was sent along with a transfer; empty where nothing has come."""
+        awaited = self._awaited.get(transfer)
+        return (awaited.note if awaited else None) or b""
+
     def heartbeat(self, transfer: int, now_s: float) -> bool:
         """Extend the lease of a transfer that has not failed; return whether there is one."""
         if self.state(transfer) in (Arrival.DRAINING, Arrival.RELEASED):
@@ -137,6 +168,10 @@ class Receiver:
     def abort(self, transfer: int, now_s: float, why: str = "aborted", reason: Reason = Reason.ABORTED) -> None:
         """Give up a transfer in any state; a second call changes nothing."""
         self._happen(transfer, ArrivalEvent.ABORT, now_s, reason, why)
+
+    def is_registered(self, channel: int) -> bool:
+        """Return whether a machine has said through a channel who it is, and was welcome."""
+        return channel in self._peers
 
     def tick(self, now_s: float) -> None:
         """Let leases expire. A sender that did not stop when asked, within another lease, has its channel cut."""
@@ -161,7 +196,7 @@ class Receiver:
         if self._objection(channel, frame)[0]:
             return None
         awaited = self._awaited[frame.transfer]
-        if self._fault(awaited, frame) or self._seen(awaited, frame).any():
+        if awaited.fault(frame, self._layout) or awaited.seen(frame).any():
             return None
         return self._bytes(frame)
 
@@ -173,13 +208,15 @@ class Receiver:
         word, why = self._objection(channel, message)
         if word:
             self.absorbed[word] += 1
-            if message.kind in (Kind.FRAME, Kind.HEARTBEAT):  # its sender does not know yet
+            if message.kind in (Kind.FRAME, Kind.NOTE, Kind.HEARTBEAT):  # its sender does not know yet
                 stop = Message(Kind.ABORT, message.epoch, message.transfer, text=reason_text(why))
                 self.outbox.append((channel, stop))
             return
         transfer = message.transfer
         if message.kind is Kind.FRAME:
             self._on_frame(self._awaited[transfer], message, now_s)
+        elif message.kind is Kind.NOTE:
+            self._on_note(self._awaited[transfer], message, now_s)
         elif message.kind is Kind.ABORT:
             why = message.text.decode(errors="replace")
             self._happen(transfer, ArrivalEvent.PEER_ABORT, now_s, Reason.ABORTED, why)
@@ -205,10 +242,12 @@ class Receiver:
             self.cuts |= {number for number, name in self._peers.items() if name == theirs.machine}
         self._epochs[theirs.machine] = theirs.epoch
         self._peers[channel] = theirs.machine
+        self.outbox.append((channel, Message(Kind.WELCOME, text=self._greeting.to_text())))
         for awaited in self._awaited.values():
             if awaited.sender == theirs.machine and awaited.state is Arrival.RESERVED:
                 awaited.channels.add(channel)
-        self.outbox.append((channel, Message(Kind.WELCOME, text=self._greeting.to_text())))
+                if awaited.offer:
+                    self.outbox.append((channel, awaited.offer))
 
     def _objection(self, channel: int, message: Message) -> tuple[str, str]:
         """Return why a message cannot speak for its transfer, as a word to count it by and a reason; else empty."""
@@ -221,13 +260,13 @@ class Receiver:
             return "foreign", "reserved for another machine"
         return "", ""
 
-    def _on_frame(self, awaited: _Awaited, frame: Message, now_s: float) -> None:
+    def _on_frame(self, awaited: Awaited, frame: Message, now_s: float) -> None:
         if awaited.state not in (Arrival.RESERVED, Arrival.RECEIVING):
             self.absorbed["late"] += 1
             return
-        fault = self._fault(awaited, frame)
+        fault = awaited.fault(frame, self._layout)
         if not fault:
-            seen = self._seen(awaited, frame)
+            seen = awaited.seen(frame)
             if seen.all():
                 self.absorbed["duplicate"] += 1
                 return
@@ -237,29 +276,24 @@ class Receiver:
                 fault = "has a wrong checksum"
             else:
                 seen[:] = True
-        event = ArrivalEvent.LAST_FRAME if awaited.arrived.all() else ArrivalEvent.FRAME
-        why = f"frame of layer {frame.layer}, block {frame.first_block} {fault}"
-        self._happen(
-            frame.transfer, ArrivalEvent.BAD_FRAME if fault else event, now_s, Reason.REFUSED, why if fault else ""
-        )
+        why = f"frame of layer {frame.layer}, block {frame.first_block} {fault}" if fault else ""
+        self._take_in(awaited, why, now_s)
 
-    def _fault(self, awaited: _Awaited, frame: Message) -> str:
-        """Return what is wrong with the address of a frame, or the empty text."""
-        if frame.layer >= self._layout.layers or not frame.blocks:
-            return "is outside the layers"
-        # Block numbers of a reservation ascend, so a frame is inside it if and only if its blocks are neighbours there.
-        first = awaited.places.get(frame.first_block)
-        last = awaited.places.get(frame.first_block + frame.blocks - 1)
-        if first is None or last is None or last - first != frame.blocks - 1:
-            return "is outside the reservation"
-        if frame.length_bytes != frame.blocks * self._layout.block_bytes:
-            return "has a wrong length"
-        return ""
+    def _on_note(self, awaited: Awaited, message: Message, now_s: float) -> None:
+        if awaited.state not in (Arrival.RESERVED, Arrival.RECEIVING):
+            self.absorbed["late"] += 1
+        elif awaited.note is not None or not awaited.wants_note:
+            self.absorbed["duplicate" if awaited.wants_note else "unwanted note"] += 1
+        elif crc32(message.text) != message.checksum:
+            self._take_in(awaited, "note has a wrong checksum", now_s)
+        else:
+            awaited.note = message.text
+            self._take_in(awaited, "", now_s)
 
-    def _seen(self, awaited: _Awaited, frame: Message) -> NDArray[np.bool_]:
-        """Return a view of which blocks of a frame have arrived."""
-        first = awaited.places[frame.first_block]
-        return awaited.arrived[frame.layer, first : first + frame.blocks]
+    def _take_in(self, awaited: Awaited, fault: str, now_s: float) -> None:
+        """Take note that a part came: whole, or with a fault."""
+        event = ArrivalEvent.LAST_PART if awaited.is_whole else ArrivalEvent.PART
+        self._happen(awaited.lease.number, ArrivalEvent.BAD_PART if fault else event, now_s, Reason.REFUSED, fault)
 
     def _bytes(self, frame: Message) -> NDArray[np.uint8]:
         return self._pool[frame.layer, frame.first_block : frame.first_block + frame.blocks].reshape(-1)
@@ -274,8 +308,8 @@ class Receiver:
         if after is None:
             raise TransferError(f"transfer {transfer}: {event.name} in state {before.name}")
         if after is before:
-            # A further frame is the only event that is expected where it changes nothing.
-            if event is not ArrivalEvent.FRAME:
+            # A further part is the only event that is expected where it changes nothing.
+            if event is not ArrivalEvent.PART:
                 self.absorbed[event.name.lower()] += 1
             return
         awaited.state = after
@@ -291,11 +325,14 @@ class Receiver:
         if awaited.state is Arrival.RELEASED:
             self._free(awaited, now_s)
 
-    def _tell(self, awaited: _Awaited, message: Message) -> None:
+    def _tell(self, awaited: Awaited, message: Message) -> None:
         self.outbox.extend((channel, message) for channel in sorted(awaited.channels))
 
-    def _free(self, awaited: _Awaited, now_s: float) -> None:
+    def _free(self, awaited: Awaited, now_s: float) -> None:
         if self._poison:
             self._pool[:, list(awaited.lease.blocks)] = POISON
         del self._awaited[awaited.lease.number]
+        self._why[awaited.lease.number] = awaited.why
+        while len(self._why) > _REMEMBERED:
+            del self._why[next(iter(self._why))]
         self.leases.release(awaited.lease.number, awaited.reason, now_s)

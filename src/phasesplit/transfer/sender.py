@@ -1,20 +1,22 @@
-"""The sending end: which frames go next, and what became of each transfer.
+"""The sending end: what waits for it, which frames go next, and what became of each transfer.
 
 It knows no socket and no clock. Blocks are read when a channel takes the frame, so the caller keeps them unchanged from
 `send` until `may_free`.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.errors import TransferError
 from phasesplit.transfer.checksum import checksum
+from phasesplit.transfer.departures import Departures, Leaving, Transfer
 from phasesplit.transfer.layout import Greeting
-from phasesplit.transfer.messages import Kind, Message, Reservation, reason_text
+from phasesplit.transfer.messages import LONGEST_TEXT_BYTES, Kind, Message, reason_text
+from phasesplit.transfer.offers import Reservation, read_offer
+from phasesplit.transfer.runs import Run, runs
 from phasesplit.transfer.states import DEPARTURE_TABLE, Departure, DepartureEvent
 
 FRAME_BYTES = 2 * 1024 * 1024
@@ -23,31 +25,13 @@ FRAME_BYTES = 2 * 1024 * 1024
 Source: measured, `bench/transfer.py` with frames of 64 KiB to 4 MiB through shared memory.
 """
 
+UNORDERED_S = 30.0
+"""How long an offer without an order is kept."""
+
+MOST_UNORDERED = 1_000
+"""How many offers without an order are kept."""
+
 Payload = NDArray[np.uint8]
-
-
-@dataclass(slots=True)
-class _Leaving:
-    """One transfer at its sender."""
-
-    reservation: Reservation
-    blocks: tuple[int, ...]
-    unsent: NDArray[np.bool_]  # (layers, blocks of the transfer)
-    deadline_s: float
-    state: Departure = Departure.OPEN
-    why: str = ""
-    queued: int = 0  # frames that no channel has taken yet
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Neighbouring blocks on both ends."""
-
-    transfer: int
-    layer: int
-    source: int
-    target: int
-    blocks: int
 
 
 class Sender:
@@ -63,10 +47,10 @@ class Sender:
         self._greeting = greeting
         self._pool = pool
         self._frame_blocks = max(1, frame_bytes // greeting.layout.block_bytes)
-        self._leaving: dict[tuple[int, int], _Leaving] = {}
-        self._queue: deque[_Run | Message] = deque([Message(Kind.HELLO, text=greeting.to_text())])
+        self._departures = Departures()
+        self._queue: deque[Run | Message] = deque([Message(Kind.HELLO, text=greeting.to_text())])
         self._prepared: tuple[Message, Payload | None] | None = None
-        self._in_channel = (0, 0)
+        self._in_channel = 0
         self._lost = ""
         self.receiver: Greeting | None = None
         self.absorbed: Counter[str] = Counter()
@@ -75,7 +59,7 @@ class Sender:
     def queued_bytes(self) -> int:
         """Bytes of blocks that no channel has taken yet: the back-pressure that a caller sees."""
         block_bytes = self._greeting.layout.block_bytes
-        queued = sum(entry.blocks for entry in self._queue if isinstance(entry, _Run))
+        queued = sum(entry.blocks for entry in self._queue if isinstance(entry, Run))
         return block_bytes * queued
 
     @property
@@ -88,19 +72,44 @@ class Sender:
         """Why no more transfers can be opened, or the empty text."""
         return self._lost
 
+    def await_offer(self, key: str, deadline_s: float) -> None:
+        """Take note that our machine has an order: blocks are, or will be, offered under a key.
+
+        It has failed at once where the channel has ended, or an offer under the key was withdrawn or turned down.
+
+        Args:
+            key: What both ends call the request.
+            deadline_s: Instant after which the transfer has failed, unless `open` names another.
+
+        Raises:
+            TransferError: The key was ordered before.
+        """
+        leaving = self._departures.of_key(key)
+        if leaving and leaving.ordered:
+            raise TransferError(f"request {key} was ordered before")
+        if leaving is None:
+            why = self._lost or self._departures.given_up_because(key)
+            leaving = Leaving(deadline_s, Departure.FAILED if why else Departure.AWAITED, key, why=why)
+            self._departures.add(leaving)
+        leaving.ordered, leaving.deadline_s = True, deadline_s
+
+    def offer(self, key: str) -> Reservation | None:
+        """Return what the receiver holds for a request, or None before its offer is here and after it was forgotten."""
+        leaving = self._departures.of_key(key)
+        return leaving.reservation if leaving else None
+
     def open(self, reservation: Reservation, blocks: tuple[int, ...], deadline_s: float) -> None:
         """Begin a transfer.
 
         Args:
-            reservation: What the receiver holds for it.
+            reservation: What the receiver holds for it, offered or known in another way.
             blocks: Our blocks; the i-th goes to the i-th of the reservation. As many as reserved.
             deadline_s: Instant after which it has failed.
 
         Raises:
             TransferError: The receiver is not known, is gone, is another one or in another epoch; it reserved too few
-                blocks or too many; a block is outside our pool; or the transfer is open already.
+                blocks or too many; a block is outside our pool; or the transfer is open, or has ended, already.
         """
-        key = (reservation.epoch, reservation.transfer)
         if self._lost or self.receiver is None:
             raise TransferError(self._lost or "the receiver has not answered the greeting")
         if (reservation.machine, reservation.epoch) != (self.receiver.machine, self.receiver.epoch):
@@ -114,89 +123,127 @@ class Sender:
             raise TransferError(f"blocks {blocks!r}, allowed are 0 to {self._pool.shape[1] - 1}")
         if min(reservation.blocks) < 0 or max(reservation.blocks) >= self.receiver.blocks:
             raise TransferError(f"reserved blocks {reservation.blocks!r} are outside the receiver's pool")
-        if key in self._leaving:
-            raise TransferError(f"transfer {reservation.transfer} is open already")
-        unsent = np.ones((self._greeting.layout.layers, len(blocks)), np.bool_)
-        self._leaving[key] = _Leaving(reservation, blocks, unsent, deadline_s)
+        leaving = self._departures.of_number(reservation.transfer)
+        if leaving is None:
+            leaving = Leaving(deadline_s, Departure.OFFERED, reservation=reservation)
+            self._departures.add(leaving)
+        elif leaving.state is not Departure.OFFERED:
+            why = f" ({leaving.why})" if leaving.why else ""
+            raise TransferError(f"transfer {reservation.transfer} is {leaving.state.name.lower()} already{why}")
+        leaving.blocks, leaving.deadline_s, leaving.ordered = blocks, deadline_s, True
+        leaving.unsent = np.ones((self._greeting.layout.layers, len(blocks)), np.bool_)
+        self._happen(leaving, DepartureEvent.BEGIN, "")
 
-    def send(self, reservation: Reservation, layer: int, first: int = 0, end: int | None = None) -> None:
+    def send(self, transfer: Transfer, layer: int, first: int = 0, end: int | None = None) -> None:
         """Queue blocks of a layer that are final; nothing is queued for a transfer that has failed.
 
         Args:
-            reservation: An open transfer.
+            transfer: A transfer that was opened.
             layer: The layer.
             first: First block of the request.
             end: One behind the last, by default all.
 
         Raises:
-            TransferError: There are no such blocks, or they were sent before.
+            TransferError: It was not opened, there are no such blocks, or they were sent before.
         """
-        leaving = self._find(reservation)
+        leaving, reservation, unsent = self._opened(transfer)
         end = len(leaving.blocks) if end is None else end
-        if not (0 <= layer < len(leaving.unsent) and 0 <= first < end <= len(leaving.blocks)):
+        if not (0 <= layer < len(unsent) and 0 <= first < end <= len(leaving.blocks)):
             raise TransferError(f"layer {layer}, blocks {first} to {end} are not in transfer {reservation.transfer}")
-        if not leaving.unsent[layer, first:end].all():
+        if not unsent[layer, first:end].all():
             raise TransferError(f"layer {layer}, blocks {first} to {end} were sent before")
-        leaving.unsent[layer, first:end] = False
+        unsent[layer, first:end] = False
         if leaving.state is not Departure.OPEN:
             return
-        for at, blocks in _runs(leaving.blocks, reservation.blocks, first, end, self._frame_blocks):
-            self._queue.append(_Run(reservation.transfer, layer, leaving.blocks[at], reservation.blocks[at], blocks))
+        ours, theirs, places = leaving.blocks, reservation.blocks, range(first, end)
+        for run in runs(reservation.transfer, layer, ours, theirs, places, self._frame_blocks):
+            self._queue.append(run)
             leaving.queued += 1
 
-    def send_all(self, reservation: Reservation) -> None:
+    def send_all(self, transfer: Transfer) -> None:
         """Queue every layer: a serialized transfer."""
         for layer in range(self._greeting.layout.layers):
-            self.send(reservation, layer)
+            self.send(transfer, layer)
 
-    def state(self, reservation: Reservation) -> Departure:
+    def note(self, transfer: Transfer, text: bytes) -> None:
+        """Queue the note of a transfer; nothing is queued for one that has failed.
+
+        Args:
+            transfer: A transfer that was opened.
+            text: Up to `LONGEST_TEXT_BYTES`, opaque here.
+
+        Raises:
+            TransferError: It was not opened, wants no note, has one already, or the text is too long.
+        """
+        leaving, reservation, _ = self._opened(transfer)
+        if leaving.noted or not reservation.wants_note or len(text) > LONGEST_TEXT_BYTES:
+            raise TransferError(f"a note of {len(text)} bytes is not wanted in transfer {reservation.transfer}")
+        leaving.noted = True
+        if leaving.state is Departure.OPEN:
+            self._say(Kind.NOTE, reservation.transfer, text, checksum=crc32(text))
+            leaving.queued += 1
+
+    def state(self, transfer: Transfer) -> Departure:
         """Return the state of a transfer."""
-        return self._find(reservation).state
+        return self._departures.find(transfer).state
 
-    def why(self, reservation: Reservation) -> str:
+    def why(self, transfer: Transfer) -> str:
         """Return why a transfer failed, or the empty text."""
-        return self._find(reservation).why
+        return self._departures.find(transfer).why
 
-    def abort(self, reservation: Reservation, why: str = "aborted") -> None:
-        """Give up a transfer in any state; a second call changes nothing."""
-        key = (reservation.epoch, reservation.transfer)
-        if key in self._leaving and self._happen(key, DepartureEvent.ABORT, why):
-            self._queue.append(Message(Kind.ABORT, *key, text=reason_text(why)))
+    def abort(self, transfer: Transfer, why: str = "aborted") -> None:
+        """Give up a transfer, or what is offered under a key, in any state; a second call changes nothing."""
+        leaving = self._departures.look_up(transfer)
+        if leaving is not None:
+            self._end(leaving, DepartureEvent.ABORT, why)
+        elif isinstance(transfer, str):
+            self._departures.give_up(transfer, why)  # its offer may still come
 
-    def may_free(self, reservation: Reservation, *, channel_idle: bool) -> bool:
+    def may_free(self, transfer: Transfer, *, channel_idle: bool) -> bool:
         """Return whether no byte of our blocks will be read any more.
 
         Args:
-            reservation: The transfer.
+            transfer: The transfer.
             channel_idle: Whether the channel has put everything that it took on its way (`Channel.flush`).
         """
-        ended = self.state(reservation) in (Departure.COMPLETED, Departure.FAILED)
-        in_channel = self._in_channel == (reservation.epoch, reservation.transfer)
-        return ended and (channel_idle or not in_channel)
+        leaving = self._departures.find(transfer)
+        if leaving.reservation is None or not leaving.blocks:
+            return True
+        return leaving.is_over and (channel_idle or self._in_channel != leaving.reservation.transfer)
 
-    def forget(self, reservation: Reservation) -> None:
+    @property
+    def is_sending_in_vain(self) -> bool:
+        """Whether what a channel took last is of a transfer that has failed or was forgotten."""
+        leaving = self._departures.of_number(self._in_channel)
+        return self._in_channel > 0 and (leaving is None or leaving.state is Departure.FAILED)
+
+    def forget(self, transfer: Transfer) -> None:
         """Drop what is known of a transfer that has ended; of one that has not, abort it first."""
-        self.abort(reservation)
-        self._leaving.pop((reservation.epoch, reservation.transfer), None)
+        self.abort(transfer)
+        leaving = self._departures.look_up(transfer)
+        if leaving is not None:
+            self._departures.drop(leaving)
 
     def heartbeat(self) -> None:
-        """Queue a heartbeat for every transfer that goes on."""
-        going_on = [key for key, leaving in self._leaving.items() if leaving.state in (Departure.OPEN, Departure.SENT)]
-        self._queue.extend(Message(Kind.HEARTBEAT, *key) for key in going_on)
+        """Queue a heartbeat for every transfer that our machine has an order for and that goes on."""
+        going_on = (Departure.OFFERED, Departure.OPEN, Departure.SENT)
+        for number, leaving in self._departures.numbered():
+            if leaving.ordered and leaving.state in going_on:
+                self._say(Kind.HEARTBEAT, number)
 
     def tick(self, now_s: float) -> None:
-        """Let transfers whose deadline has passed fail."""
-        for key in [key for key, leaving in self._leaving.items() if leaving.deadline_s <= now_s]:
-            if self._happen(key, DepartureEvent.EXPIRE, "not complete before its deadline"):
-                self._queue.append(Message(Kind.ABORT, *key, text=b"the sender's deadline has passed"))
+        """Let transfers whose deadline has passed fail; an offer without an order is turned down then."""
+        for leaving in self._departures.every():
+            if leaving.deadline_s <= now_s and not leaving.is_over:
+                self._end(leaving, DepartureEvent.EXPIRE, "not complete before the sender's deadline")
 
     def lost(self, why: str) -> None:
         """Take note that the channel ended in any way: what is not complete has failed."""
         self._lost = self._lost or why
         self._queue.clear()
         self._prepared = None
-        for key in self._leaving:
-            self._happen(key, DepartureEvent.PEER_LOST, why)
+        for leaving in self._departures.every():
+            self._happen(leaving, DepartureEvent.PEER_LOST, why)
 
     def head(self) -> tuple[Message, Payload | None] | None:
         """Return what a channel should take next, the same until `taken`, or None."""
@@ -209,16 +256,17 @@ class Sender:
         """Take note that the channel took what `head` returned."""
         message = self._queue.popleft()
         self._prepared = None
-        if isinstance(message, _Run):
-            assert self.receiver is not None  # noqa: S101 - nothing is queued before it
-            key = self._in_channel = (self.receiver.epoch, message.transfer)
-            leaving = self._leaving[key]
+        if isinstance(message, Run) or message.kind is Kind.NOTE:
+            self._in_channel = message.transfer
+            leaving = self._departures.of_number(message.transfer)
+            assert leaving is not None  # noqa: S101 - what ends leaves the queue
             leaving.queued -= 1
-            if not leaving.queued and not leaving.unsent.any():
-                self._happen(key, DepartureEvent.LAST_SENT, "")
+            if leaving.is_sent:
+                self._happen(leaving, DepartureEvent.LAST_SENT, "")
 
-    def on_message(self, message: Message) -> None:
+    def on_message(self, message: Message, now_s: float) -> None:
         """Take a message of the receiver."""
+        text = message.text.decode(errors="replace")
         if message.kind is Kind.WELCOME:
             try:
                 theirs = Greeting.from_text(message.text)
@@ -227,23 +275,65 @@ class Sender:
             except TransferError as error:
                 self.lost(str(error))
         elif message.kind is Kind.REFUSE:
-            self.lost(f"refused: {message.text.decode(errors='replace')}")
+            self.lost(f"refused: {text}")
+        elif self.receiver is None or message.epoch != self.receiver.epoch:
+            self.absorbed["stale epoch"] += 1
+        elif message.kind is Kind.OFFER:
+            self._on_offer(message, self.receiver, now_s)
         elif message.kind is Kind.READY:
-            self._happen((message.epoch, message.transfer), DepartureEvent.PEER_READY, "completed before it was sent")
+            leaving = self._departures.of_number(message.transfer)
+            self._happen(leaving, DepartureEvent.PEER_READY, "completed before it was sent")
         elif message.kind is Kind.ABORT:
-            key = (message.epoch, message.transfer)
-            self._happen(key, DepartureEvent.PEER_ABORT, message.text.decode(errors="replace"))
-            self._queue.append(Message(Kind.STOPPED, *key))
+            leaving = self._departures.of_number(message.transfer)
+            self._happen(leaving, DepartureEvent.PEER_ABORT, text)
+            if leaving is None:
+                self._departures.withdraw(message.transfer)
+            elif not leaving.ordered:
+                self._departures.drop(leaving)
+            self._say(Kind.STOPPED, message.transfer)
         else:
             self.absorbed["message of a sender"] += 1
 
-    def _find(self, reservation: Reservation) -> _Leaving:
-        leaving = self._leaving.get((reservation.epoch, reservation.transfer))
-        if leaving is None:
-            raise TransferError(f"transfer {reservation.transfer} in epoch {reservation.epoch} is not open here")
-        return leaving
+    def _on_offer(self, message: Message, receiver: Greeting, now_s: float) -> None:
+        """Join an offer to its order, keep it until there is one, or turn it down."""
+        try:
+            key, reservation = read_offer(message.text, receiver.blocks)
+            named = (reservation.machine, reservation.epoch, reservation.transfer)
+            if named != (receiver.machine, receiver.epoch, message.transfer):
+                raise TransferError(f"an offer of {named} from {receiver.machine}")
+        except TransferError as error:
+            self.absorbed["bad offer"] += 1
+            self._say(Kind.ABORT, message.transfer, reason_text(str(error)))
+            return
+        leaving = self._departures.of_key(key)
+        if leaving is not None and leaving.reservation == reservation:
+            self.absorbed["duplicate"] += 1
+        elif self._departures.was_withdrawn(message.transfer):
+            self.absorbed["withdrawn offer"] += 1
+        elif why := self._objection(key, leaving):
+            self._say(Kind.ABORT, message.transfer, reason_text(why))
+        else:
+            if leaving is None:
+                leaving = Leaving(now_s + UNORDERED_S, Departure.AWAITED, key, ordered=False)
+            leaving.reservation = reservation
+            self._departures.add(leaving)
+            self._happen(leaving, DepartureEvent.OFFER, "")
 
-    def _frame(self, run: _Run) -> tuple[Message, Payload]:
+    def _objection(self, key: str, leaving: Leaving | None) -> str:
+        """Return why a new offer is turned down, or the empty text."""
+        if leaving is not None:
+            return "" if leaving.state is Departure.AWAITED else leaving.why or "the key has a reservation already"
+        if sum(not each.ordered for each in self._departures.every()) >= MOST_UNORDERED:
+            return f"{MOST_UNORDERED} offers wait for their orders already"
+        return self._departures.given_up_because(key)
+
+    def _opened(self, transfer: Transfer) -> tuple[Leaving, Reservation, NDArray[np.bool_]]:
+        leaving = self._departures.find(transfer)
+        if leaving.reservation is None or leaving.unsent is None:
+            raise TransferError(f"transfer {leaving.key} is {leaving.state.name.lower()}: it was not opened")
+        return leaving, leaving.reservation, leaving.unsent
+
+    def _frame(self, run: Run) -> tuple[Message, Payload]:
         payload = self._pool[run.layer, run.source : run.source + run.blocks].reshape(-1)
         assert self.receiver is not None  # noqa: S101 - nothing is queued before it
         return Message(
@@ -257,9 +347,19 @@ class Sender:
             len(payload),
         ), payload
 
-    def _happen(self, key: tuple[int, int], event: DepartureEvent, why: str) -> bool:
+    def _say(self, kind: Kind, transfer: int, text: bytes = b"", checksum: int = 0) -> None:
+        if self.receiver is not None and not self._lost:
+            self._queue.append(Message(kind, self.receiver.epoch, transfer, text=text, checksum=checksum))
+
+    def _end(self, leaving: Leaving, event: DepartureEvent, why: str) -> None:
+        """Give up a transfer, tell the receiver if it knows of it, and forget it where nobody here does."""
+        if self._happen(leaving, event, why) and leaving.reservation is not None:
+            self._say(Kind.ABORT, leaving.reservation.transfer, reason_text(why))
+        if not leaving.ordered:
+            self._departures.drop(leaving)
+
+    def _happen(self, leaving: Leaving | None, event: DepartureEvent, why: str) -> bool:
         """Take one step of the table; return whether it changed the state."""
-        leaving = self._leaving.get(key)
         after = DEPARTURE_TABLE[leaving.state][event] if leaving else None
         if leaving is None or after is None or after is leaving.state:
             self.absorbed[event.name.lower()] += 1
@@ -267,24 +367,17 @@ class Sender:
         leaving.state = after
         if after is Departure.FAILED:
             leaving.why = why
-            self._queue = deque(e for e in self._queue if not (isinstance(e, _Run) and e.transfer == key[1]))
-            if self._prepared and self._prepared[0].kind is Kind.FRAME and self._prepared[0].transfer == key[1]:
-                self._prepared = None
+            if leaving.reservation is not None:
+                self._empty_queue(leaving.reservation.transfer)
         return True
 
+    def _empty_queue(self, transfer: int) -> None:
+        """Take frames and the note of a transfer out of the queue."""
 
-def _runs(
-    sources: tuple[int, ...], targets: tuple[int, ...], first: int, end: int, longest: int
-) -> Iterator[tuple[int, int]]:
-    """Yield place and length of stretches that are neighbours on both ends, none longer than a frame."""
-    start = first
-    for at in range(first + 1, end + 1):
-        joined = (
-            at < end
-            and at - start < longest
-            and sources[at] == sources[at - 1] + 1
-            and targets[at] == targets[at - 1] + 1
-        )
-        if not joined:
-            yield start, at - start
-            start = at
+        def stays(entry: Run | Message) -> bool:
+            is_part = isinstance(entry, Run) or entry.kind in (Kind.FRAME, Kind.NOTE)
+            return not is_part or entry.transfer != transfer
+
+        self._queue = deque(filter(stays, self._queue))
+        if self._prepared and not stays(self._prepared[0]):
+            self._prepared = None

@@ -72,7 +72,9 @@ class SharedMemoryChannel:
         self._target: NDArray[np.uint8] | None = None
         self._copied: Message | None = None
         self._deaf = False
+        self._buffer = bytearray(HEADER_BYTES + LONGEST_TEXT_BYTES)
         self.condition = Condition.OPEN
+        self.why = ""
 
     def offer(self, message: Message, payload: NDArray[np.uint8] | None) -> bool:
         """See `Channel.offer`; the bytes are in the receiver's pool before the message is sent."""
@@ -92,8 +94,8 @@ class SharedMemoryChannel:
                 self._socket.send(message.pack())
         except BlockingIOError:
             return False
-        except OSError:
-            self._end(Condition.LOST)
+        except OSError as error:
+            self._end(Condition.LOST, error)
             return False
         self._copied = None
         return True
@@ -111,8 +113,8 @@ class SharedMemoryChannel:
                 packed, files = self._receive()
             except BlockingIOError:
                 break
-            except OSError:
-                self._end(Condition.LOST)
+            except OSError as error:
+                self._end(Condition.LOST, error)
                 break
             try:
                 if not packed:
@@ -148,13 +150,13 @@ class SharedMemoryChannel:
 
     def _receive(self) -> tuple[bytes, list[int]]:
         if self._pool is not None or self._target is not None:
-            return self._socket.recv(HEADER_BYTES + LONGEST_TEXT_BYTES), []
+            return bytes(self._buffer[: self._socket.recv_into(self._buffer)]), []
         packed, files, _, _ = socket.recv_fds(self._socket, HEADER_BYTES + LONGEST_TEXT_BYTES, 1)
         return packed, list(files)
 
-    def _end(self, condition: Condition) -> None:
+    def _end(self, condition: Condition, error: OSError | None = None) -> None:
         if self.condition is Condition.OPEN:
-            self.condition = condition
+            self.condition, self.why = condition, (error.strerror or "") if error else ""
         self._target = None
         self._socket.close()
 
@@ -184,10 +186,10 @@ class SharedMemoryListener:
         self._socket.setblocking(False)
 
     def accept(self) -> SharedMemoryChannel | None:
-        """Return the next connection, or None if there is none now."""
+        """Return the next connection, or None if there is none now, or no handle is left for it."""
         try:
             return SharedMemoryChannel(self._socket.accept()[0], self._pool)
-        except BlockingIOError:
+        except OSError:
             return None
 
     def fileno(self) -> int:
@@ -205,9 +207,10 @@ def connect_shared_memory(path: str) -> SharedMemoryChannel:
     """Return a channel to a listener on this host.
 
     Raises:
-        OSError: Nobody listens there.
+        OSError: Nobody listens there, or whoever does takes no connections.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setblocking(False)
     try:
         connection.connect(path)
     except OSError:

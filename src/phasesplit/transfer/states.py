@@ -12,8 +12,8 @@ class Arrival(Enum):
     """A transfer at its receiver."""
 
     RESERVED = auto()  # blocks are held, nothing has come
-    RECEIVING = auto()  # some frames have come
-    READY = auto()  # every layer is there, each frame's checksum was right
+    RECEIVING = auto()  # some frames, or the note, have come
+    READY = auto()  # every layer is there, and the note if one is wanted; each checksum was right
     READING = auto()  # the token phase has the blocks
     DRAINING = auto()  # failed; blocks are held until the sender cannot write to them any more
     RELEASED = auto()  # the blocks are free
@@ -22,9 +22,9 @@ class Arrival(Enum):
 class ArrivalEvent(Enum):
     """What happens to a transfer at its receiver."""
 
-    FRAME = auto()  # a frame came whole
-    LAST_FRAME = auto()  # a frame came whole, and nothing is missing now
-    BAD_FRAME = auto()  # wrong checksum, or outside the reservation
+    PART = auto()  # a frame or the note came whole
+    LAST_PART = auto()  # a frame or the note came whole, and nothing is missing now
+    BAD_PART = auto()  # wrong checksum, or outside the reservation
     READ = auto()  # the token phase takes the blocks
     RELEASE = auto()  # the token phase is done, or never began
     ABORT = auto()  # our side gives up
@@ -37,8 +37,10 @@ class ArrivalEvent(Enum):
 class Departure(Enum):
     """A transfer at its sender."""
 
+    AWAITED = auto()  # the prompt is here, the receiver's offer is not
+    OFFERED = auto()  # the receiver's blocks are known
     OPEN = auto()  # layers may be sent
-    SENT = auto()  # all frames are handed over; the receiver's completion is awaited
+    SENT = auto()  # all frames, and the note, are handed over; the receiver's completion is awaited
     COMPLETED = auto()  # the receiver has everything
     FAILED = auto()  # anything else
 
@@ -46,20 +48,22 @@ class Departure(Enum):
 class DepartureEvent(Enum):
     """What happens to a transfer at its sender."""
 
-    LAST_SENT = auto()
-    PEER_READY = auto()
-    PEER_ABORT = auto()
-    ABORT = auto()
-    EXPIRE = auto()
-    PEER_LOST = auto()
+    OFFER = auto()  # the receiver says which blocks wait
+    BEGIN = auto()  # our blocks are named
+    LAST_SENT = auto()  # a channel took the last part
+    PEER_READY = auto()  # the receiver's completion
+    PEER_ABORT = auto()  # the receiver gives up
+    ABORT = auto()  # our side gives up
+    EXPIRE = auto()  # not complete before the deadline
+    PEER_LOST = auto()  # the channel ended in any way
 
 
 def _failing(state: Arrival) -> dict[ArrivalEvent, Arrival | None]:
     """Return the row of a state in which the sender may still write: whatever goes wrong, it must stop first."""
     return {
-        ArrivalEvent.FRAME: Arrival.RECEIVING,
-        ArrivalEvent.LAST_FRAME: Arrival.READY,
-        ArrivalEvent.BAD_FRAME: Arrival.DRAINING,
+        ArrivalEvent.PART: Arrival.RECEIVING,
+        ArrivalEvent.LAST_PART: Arrival.READY,
+        ArrivalEvent.BAD_PART: Arrival.DRAINING,
         ArrivalEvent.READ: None,
         ArrivalEvent.RELEASE: Arrival.DRAINING,
         ArrivalEvent.ABORT: Arrival.DRAINING,
@@ -97,17 +101,28 @@ ARRIVAL_TABLE: Mapping[Arrival, Mapping[ArrivalEvent, Arrival | None]] = {
     Arrival.RELEASED: {**dict.fromkeys(ArrivalEvent, Arrival.RELEASED), ArrivalEvent.READ: None},
 }
 
+
+def _going_on(changes: Mapping[DepartureEvent, Departure]) -> dict[DepartureEvent, Departure]:
+    """Return the row of a state that any other event ends.
+
+    A completion for what was not sent is a lie of the peer: nothing may be built on it.
+    """
+    return {**dict.fromkeys(DepartureEvent, Departure.FAILED), **changes}
+
+
 DEPARTURE_TABLE: Mapping[Departure, Mapping[DepartureEvent, Departure]] = {
-    # A completion for what was not sent is a lie of the peer: nothing may be built on it.
-    Departure.OPEN: {
-        **dict.fromkeys(DepartureEvent, Departure.FAILED),
-        DepartureEvent.LAST_SENT: Departure.SENT,
-    },
-    Departure.SENT: {
-        **dict.fromkeys(DepartureEvent, Departure.FAILED),
-        DepartureEvent.LAST_SENT: Departure.SENT,
-        DepartureEvent.PEER_READY: Departure.COMPLETED,
-    },
+    Departure.AWAITED: _going_on({DepartureEvent.OFFER: Departure.OFFERED}),
+    Departure.OFFERED: _going_on(
+        {DepartureEvent.OFFER: Departure.OFFERED, DepartureEvent.BEGIN: Departure.OPEN},
+    ),
+    Departure.OPEN: _going_on({DepartureEvent.OFFER: Departure.OPEN, DepartureEvent.LAST_SENT: Departure.SENT}),
+    Departure.SENT: _going_on(
+        {
+            DepartureEvent.OFFER: Departure.SENT,
+            DepartureEvent.LAST_SENT: Departure.SENT,
+            DepartureEvent.PEER_READY: Departure.COMPLETED,
+        }
+    ),
     Departure.COMPLETED: dict.fromkeys(DepartureEvent, Departure.COMPLETED),
     Departure.FAILED: dict.fromkeys(DepartureEvent, Departure.FAILED),
 }

@@ -1,5 +1,7 @@
 """TCP: frames go from the sender's pool to the kernel, and from the kernel into the receiver's pool, without a copy."""
 
+import errno
+import os
 import socket
 
 import numpy as np
@@ -18,13 +20,15 @@ class TcpChannel:
 
     Args:
         connection: A connected socket; the channel owns it.
+        brings_bytes: Whether the bytes of a frame come along with its message; else another way puts them in place.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, brings_bytes: bool = True) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket = connection
+        self._brings_bytes = brings_bytes
         self._unsent: list[memoryview] = []
         self._header = bytearray(HEADER_BYTES)
         self._message: Message | None = None
@@ -33,6 +37,7 @@ class TcpChannel:
         self._discard = 0
         self._waste: memoryview | None = None
         self.condition = Condition.OPEN
+        self.why = ""
 
     def offer(self, message: Message, payload: NDArray[np.uint8] | None) -> bool:
         """See `Channel.offer`; at most one message is partly sent, and its payload is read until it is."""
@@ -51,8 +56,8 @@ class TcpChannel:
                 sent = self._socket.sendmsg(self._unsent)
             except BlockingIOError:
                 return False
-            except OSError:
-                self._end(Condition.LOST)
+            except OSError as error:
+                self._end(Condition.LOST, error)
                 break
             while self._unsent and sent >= len(self._unsent[0]):
                 sent -= len(self._unsent.pop(0))
@@ -69,8 +74,8 @@ class TcpChannel:
                 got = self._socket.recv_into(self._wanted)
             except BlockingIOError:
                 break
-            except OSError:
-                self._end(Condition.LOST)
+            except OSError as error:
+                self._end(Condition.LOST, error)
                 break
             if not got:
                 whole = self._message is None and len(self._wanted) == HEADER_BYTES
@@ -120,6 +125,8 @@ class TcpChannel:
             self._text = bytearray(message.length_bytes)
             self._wanted = memoryview(self._text)
             return
+        if not self._brings_bytes:
+            return
         target = place(message)
         if target is not None:
             self._wanted = target.data
@@ -133,9 +140,9 @@ class TcpChannel:
         self._wanted = self._waste[: min(self._discard, _DISCARD_BYTES)]
         self._discard -= len(self._wanted)
 
-    def _end(self, condition: Condition) -> None:
+    def _end(self, condition: Condition, error: OSError | None = None) -> None:
         if self.condition is Condition.OPEN:
-            self.condition = condition
+            self.condition, self.why = condition, (error.strerror or "") if error else ""
         self._unsent = []
         self._wanted = memoryview(b"")
         self._socket.close()
@@ -163,10 +170,15 @@ class TcpListener:
         return str(host), int(port)
 
     def accept(self) -> TcpChannel | None:
-        """Return the next connection, or None if there is none now."""
+        """Return the next connection, or None if there is none now, or no handle is left for it."""
+        connection = self.accept_socket()
+        return TcpChannel(connection) if connection else None
+
+    def accept_socket(self) -> socket.socket | None:
+        """Return the next connection as a socket, or None; see `accept`."""
         try:
-            return TcpChannel(self._socket.accept()[0])
-        except BlockingIOError:
+            return self._socket.accept()[0]
+        except OSError:
             return None
 
     def fileno(self) -> int:
@@ -178,10 +190,25 @@ class TcpListener:
         self._socket.close()
 
 
-def connect_tcp(address: tuple[str, int], timeout_s: float = 5.0) -> TcpChannel:
-    """Return a channel to a listener.
+def connect_tcp(address: tuple[str, int]) -> TcpChannel:
+    """Return a channel to a listener. Whether anybody listens there shows later, by the channel's condition.
+
+    Args:
+        address: Host and port; a host that is a name is looked up, which may wait.
 
     Raises:
-        OSError: Nobody listens there, or not within the time.
+        OSError: There is no way to such an address.
     """
-    return TcpChannel(socket.create_connection(address, timeout=timeout_s))
+    return TcpChannel(connecting_socket(address))
+
+
+def connecting_socket(address: tuple[str, int]) -> socket.socket:
+    """Return a socket that is being connected; see `connect_tcp`."""
+    family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind, protocol)
+    connection.setblocking(False)
+    number = connection.connect_ex(target)
+    if number not in (0, errno.EINPROGRESS):
+        connection.close()
+        raise OSError(number, os.strerror(number))
+    return connection

@@ -1,0 +1,267 @@
+"""The prompt machine's half of a post: KV that leaves, by the key of its request."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from phasesplit.errors import TransferError
+from phasesplit.transfer.chooser import Mode
+from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.links import Address, Link, boot_id
+from phasesplit.transfer.nixl_channel import NixlMemory
+from phasesplit.transfer.offers import Reservation
+from phasesplit.transfer.sender import Payload, Sender
+from phasesplit.transfer.states import Departure
+from phasesplit.transfer.timing import Clock, Patience
+
+
+@dataclass(slots=True)
+class Sent:
+    """What has left so far.
+
+    Attributes:
+        transfers: Transfers that were completed, by how they went.
+        failed: Transfers that were ordered and failed or were given up.
+        size_bytes: Bytes of completed transfers.
+        exposed_s: Sum over completed transfers of the time from the last layer given to the receiver's completion.
+        last_exposed_s: That of the latest one.
+    """
+
+    transfers: Counter[Mode] = field(default_factory=Counter)
+    failed: int = 0
+    size_bytes: int = 0
+    exposed_s: float = 0.0
+    last_exposed_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Order:
+    """One request whose KV leaves."""
+
+    link: Link
+    mode: Mode = Mode.LAYERWISE
+    given_s: float = 0.0
+    is_counted: bool = False
+
+
+class Outgoing:
+    """Sends the KV of prompts to the machines that have offered blocks for it; one channel to each of them.
+
+    Args:
+        greeting: What this machine says of itself.
+        pool: KV blocks, uint8 (layers, blocks, block bytes), contiguous; only read.
+        clock: Returns the instant.
+        patience: How long to wait for what.
+        memory: The pool, where NIXL is in use.
+    """
+
+    def __init__(
+        self,
+        greeting: Greeting,
+        pool: Payload,
+        clock: Clock,
+        patience: Patience,
+        memory: NixlMemory | None = None,
+    ) -> None:
+        self._greeting = greeting
+        self._pool = pool
+        self._clock = clock
+        self._patience = patience
+        self._boot_id = boot_id()
+        self._memory = memory
+        self._links: dict[str, Link] = {}
+        self._orders: dict[str, _Order] = {}
+        self.sent = Sent()
+
+    def connect(self, peer: str, address: Address, epoch: int) -> None:
+        """Open the channel to a machine unless there is one; how it goes shows later (`why_no_channel`).
+
+        Args:
+            peer: Name of the machine.
+            address: Where it listens; its host is a number, for looking up a name may wait.
+            epoch: Its epoch; a later one than before ends the channel to its former life.
+
+        Raises:
+            TransferError: The epoch is older than one that is known.
+        """
+        self._link(peer, address, epoch)
+
+    def disconnect(self, peer: str) -> None:
+        """Close the channel to a machine and forget it; what goes on has failed. A second call changes nothing."""
+        link = self._links.pop(peer, None)
+        if link is not None:
+            link.close("the channel was closed")
+
+    def why_no_channel(self, peer: str) -> str:
+        """Return why a machine was not reached or has refused, or the empty text."""
+        link = self._links.get(peer)
+        return link.sender.lost_because if link else ""
+
+    def await_offer(self, key: str, peer: str, address: Address, epoch: int) -> None:
+        """Take an order: the KV of a request will go to a machine, which offers blocks for it, or has already.
+
+        Args:
+            key: What both machines call the request.
+            peer: The receiver, as in `connect`.
+            address: Where it listens.
+            epoch: Its epoch.
+
+        Raises:
+            TransferError: The epoch is stale, or the key was ordered before.
+        """
+        if key in self._orders:
+            raise TransferError(f"request {key} was ordered before")
+        link = self._link(peer, address, epoch)
+        link.sender.await_offer(key, self._clock() + self._patience.transfer_s)
+        self._orders[key] = _Order(link)
+
+    def state(self, key: str) -> Departure:
+        """Return the state of a request's transfer; one that is not known has failed."""
+        order = self._orders.get(key)
+        return order.link.sender.state(key) if order else Departure.FAILED
+
+    def why(self, key: str) -> str:
+        """Return why a transfer failed, or the empty text."""
+        order = self._orders.get(key)
+        return order.link.sender.why(key) if order else "nothing was ordered under this key"
+
+    def offer_for(self, key: str) -> Reservation | None:
+        """Return what waits for a request's KV, or None before the offer is here."""
+        order = self._orders.get(key)
+        return order.link.sender.offer(key) if order else None
+
+    def open(self, key: str, blocks: tuple[int, ...]) -> None:
+        """Begin a transfer that is offered.
+
+        Args:
+            key: The request.
+            blocks: Our blocks, in the order of its tokens; as many as are reserved.
+
+        Raises:
+            TransferError: There is no such offer, it was withdrawn, or the blocks do not fit it.
+        """
+        sender = self._find(key).link.sender
+        reservation = sender.offer(key)
+        if reservation is None:
+            raise TransferError(f"request {key}: {sender.why(key) or 'no blocks are offered for it'}")
+        sender.open(reservation, blocks, self._clock() + self._patience.transfer_s)
+
+    def send_layer(self, key: str, layer: int, first: int = 0, end: int | None = None) -> None:
+        """Send blocks of a layer that are final, as far as goes without waiting; `drive` sends the rest.
+
+        Args:
+            key: A request that was opened; nothing happens where its transfer has failed since.
+            layer: The layer.
+            first: First block of the request.
+            end: One behind the last, by default all.
+
+        Raises:
+            TransferError: It was not opened, there are no such blocks, or they were sent before.
+        """
+        order = self._find(key)
+        order.link.sender.send(key, layer, first, end)
+        self._push(order)
+
+    def send_all(self, key: str) -> None:
+        """Send every layer: a serialized transfer. See `send_layer`."""
+        order = self._find(key)
+        order.mode = Mode.SERIALIZED
+        order.link.sender.send_all(key)
+        self._push(order)
+
+    def note(self, key: str, text: bytes) -> None:
+        """Send a short text along with a transfer that was opened, once; the receiver gets it with the blocks.
+
+        Raises:
+            TransferError: It was not opened, wants no note, has one already, or the text is longer than 64 KiB.
+        """
+        order = self._find(key)
+        order.link.sender.note(key, text)
+        order.link.drive(self._clock())
+
+    def may_free(self, key: str) -> bool:
+        """Return whether no byte of a request's blocks will be read any more."""
+        order = self._orders.get(key)
+        return order is None or order.link.sender.may_free(key, channel_idle=order.link.is_idle)
+
+    def abort(self, key: str, why: str) -> None:
+        """Give up a request in any state, and turn down its offer when it comes; a second call changes nothing."""
+        order = self._orders.get(key)
+        for link in [order.link] if order else self._links.values():
+            link.sender.abort(key, why)
+            link.drive(self._clock())
+
+    def forget(self, key: str) -> None:
+        """Drop what is known of a request; one that goes on is aborted. Its blocks must be free to go (`may_free`)."""
+        order = self._orders.get(key)
+        if order is None:
+            return
+        self.abort(key, "forgotten")
+        self._count(key, order)
+        del self._orders[key]
+        order.link.sender.forget(key)
+
+    def drive(self) -> None:
+        """Move what can move without waiting."""
+        now_s = self._clock()
+        for link in self._links.values():
+            link.drive(now_s)
+        for key, order in self._orders.items():
+            self._count(key, order)
+
+    def descriptors(self) -> dict[int, int]:
+        """Return what to wait for: file descriptors, with the events of `select.poll`."""
+        return dict(link.descriptor() for link in self._links.values())
+
+    def close(self) -> None:
+        """Give back every handle; what goes on has failed."""
+        for link in self._links.values():
+            link.close("this machine has stopped")
+
+    def _link(self, peer: str, address: Address, epoch: int) -> Link:
+        known = self._links.get(peer)
+        if known is not None:
+            if epoch < known.epoch:
+                raise TransferError(f"epoch {epoch} of {peer} is stale, the latest is {known.epoch}")
+            if epoch == known.epoch and not known.sender.lost_because:
+                return known
+            known.close(f"{peer} was started again")
+        patience = self._patience
+        self._links[peer] = Link(
+            peer,
+            epoch,
+            Sender(self._greeting, self._pool),
+            address,
+            self._boot_id,
+            self._memory,
+            self._clock(),
+            patience_s=patience.answer_s,
+            heartbeat_s=patience.heartbeat_s,
+        )
+        self._links[peer].drive(self._clock())
+        return self._links[peer]
+
+    def _find(self, key: str) -> _Order:
+        order = self._orders.get(key)
+        if order is None:
+            raise TransferError(f"request {key}: nothing was ordered under this key")
+        return order
+
+    def _push(self, order: _Order) -> None:
+        order.given_s = self._clock()
+        order.link.drive(order.given_s)
+
+    def _count(self, key: str, order: _Order) -> None:
+        """Add a transfer that has ended to what was sent, once."""
+        state = order.link.sender.state(key)
+        if order.is_counted or state not in (Departure.COMPLETED, Departure.FAILED):
+            return
+        order.is_counted = True
+        reservation = order.link.sender.offer(key)
+        if state is Departure.FAILED or reservation is None:
+            self.sent.failed += 1
+            return
+        layout = self._greeting.layout
+        self.sent.transfers[order.mode] += 1
+        self.sent.size_bytes += layout.layers * layout.block_bytes * len(reservation.blocks)
+        self.sent.last_exposed_s = self._clock() - order.given_s
+        self.sent.exposed_s += self.sent.last_exposed_s

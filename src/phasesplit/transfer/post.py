@@ -1,0 +1,111 @@
+"""Everything that moves KV to and from one machine: where it listens, what it sends, what it takes in.
+
+One thread drives it and no call waits, so the thread that computes can own it. How KV moves: `docs/transfer.md`.
+"""
+
+import contextlib
+import os
+import time
+from typing import Any
+from urllib.parse import quote
+
+from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.incoming import Incoming, Listener
+from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.links import boot_id
+from phasesplit.transfer.nixl_channel import NixlListener, NixlMemory, nixl_agent
+from phasesplit.transfer.outgoing import Outgoing
+from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool
+from phasesplit.transfer.tcp import TcpListener
+from phasesplit.transfer.timing import Clock, Patience
+
+
+class Post:
+    """The transfers of one machine.
+
+    Args:
+        greeting: What this machine says of itself.
+        pool: Memory of its KV blocks; the engine's cache lies in `pool.blocks`.
+        free: Which of the blocks are free; the engine draws from it too.
+        directory: Where the Unix socket is made, for senders on this host; None: there are none.
+        tcp: Host, as a number, to listen at and to tell others, and port (0: any free one); None: no TCP.
+        nixl: The same for NIXL; None: no NIXL. Where both ends have it, it goes before TCP.
+        clock: Returns the instant.
+        patience: How long to wait for what.
+        poison: Fill blocks with `receiver.POISON` when they are freed, so that a late reader is found out.
+
+    Attributes:
+        greeting: As above.
+        free: As above.
+        incoming: KV that arrives here.
+        outgoing: KV that leaves.
+
+    Raises:
+        OSError: It cannot listen there.
+        ImportError: NIXL is asked for and not installed.
+        TransferError: The pool is not that of the greeting's layout.
+    """
+
+    def __init__(
+        self,
+        greeting: Greeting,
+        pool: SharedPool,
+        free: BlockPool,
+        *,
+        directory: str | None = None,
+        tcp: tuple[str, int] | None = None,
+        nixl: tuple[str, int] | None = None,
+        clock: Clock = time.monotonic,
+        patience: Patience = Patience(),  # noqa: B008 - frozen
+        poison: bool = False,
+    ) -> None:
+        self.greeting = greeting
+        self.free = free
+        self._address: dict[str, Any] = {"boot_id": boot_id(), "unix": None, "tcp": None, "nixl": None}
+        with contextlib.ExitStack() as undo:
+            listeners: list[Listener] = []
+            if directory is not None:
+                path = os.path.join(directory, f"{quote(greeting.machine, safe='')}.{greeting.epoch}.kv")
+                listeners.append(SharedMemoryListener(path, pool))
+                undo.callback(listeners[-1].close)
+                self._address["unix"] = path
+            if tcp is not None:
+                over_tcp = TcpListener(*tcp)
+                listeners.append(over_tcp)
+                undo.callback(over_tcp.close)
+                self._address["tcp"] = list(over_tcp.address)
+            self._memory = None
+            if nixl is not None:
+                agent = nixl_agent(f"{greeting.machine}.{greeting.epoch}")
+                self._memory = NixlMemory(agent, pool.blocks)
+                undo.callback(self._memory.close)
+                over_nixl = NixlListener(self._memory, *nixl)
+                listeners.append(over_nixl)
+                undo.callback(over_nixl.close)
+                self._address["nixl"] = list(over_nixl.address)
+            self.outgoing = Outgoing(greeting, pool.blocks, clock, patience, self._memory)
+            self.incoming = Incoming(greeting, pool, free, listeners, clock, patience, poison=poison)
+            undo.pop_all()
+
+    @property
+    def address(self) -> dict[str, Any]:
+        """Where others reach this machine, as JSON can say it: boot_id, unix (path), tcp and nixl."""
+        return dict(self._address)
+
+    def drive(self) -> None:
+        """Move what can move without waiting; call it when a descriptor is ready, and at the latest each second."""
+        self.incoming.drive()
+        self.outgoing.drive()
+
+    def descriptors(self) -> dict[int, int]:
+        """Return what to wait for: file descriptors, with the events of `select.poll`."""
+        waits = self.incoming.descriptors() | self.outgoing.descriptors()
+        waits.pop(-1, None)
+        return waits
+
+    def close(self) -> None:
+        """Listen no more, and give back every handle; what goes on has failed. The pool stays open."""
+        self.outgoing.close()
+        self.incoming.close()
+        if self._memory is not None:
+            self._memory.close()

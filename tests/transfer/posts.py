@@ -1,0 +1,168 @@
+"""Two posts in this process, joined by a transport, with a clock that tests move; and one in a process of its own."""
+
+import json
+import sys
+import tempfile
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.channel import wait_readable
+from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.post import Post
+from phasesplit.transfer.shared_memory import SharedPool
+from phasesplit.transfer.states import Arrival, Departure
+from phasesplit.transfer.timing import Clock, Patience
+from transfer.wires import BLOCKS, LAYOUT, eventually, needles
+
+WAYS = ["shared-memory", "tcp"]
+OVER = (Departure.COMPLETED, Departure.FAILED)
+
+
+class Machine:
+    """A post with its memory."""
+
+    def __init__(
+        self,
+        name: str,
+        way: str,
+        folder: str,
+        clock: Clock = time.monotonic,
+        *,
+        epoch: int = 1,
+        layout: KvLayout = LAYOUT,
+        blocks: int = BLOCKS,
+        patience: Patience | None = None,
+    ) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.memory = SharedPool(layout, blocks)
+        self.free = BlockPool(blocks)
+        self.post = Post(
+            Greeting(machine=name, epoch=epoch, layout=layout),
+            self.memory,
+            self.free,
+            directory=folder if way == "shared-memory" else None,
+            tcp=("127.0.0.1", 0) if way == "tcp" else None,
+            nixl=("127.0.0.1", 0) if way == "nixl" else None,
+            clock=clock,
+            patience=patience or Patience(),
+            poison=True,
+        )
+        self.incoming = self.post.incoming
+        self.outgoing = self.post.outgoing
+
+    @property
+    def pool(self) -> NDArray[np.uint8]:
+        """The blocks."""
+        return self.memory.blocks
+
+    def close(self) -> None:
+        """Give back every handle."""
+        self.post.close()
+        self.memory.close()
+
+
+class Pair:
+    """A prompt machine and a token machine."""
+
+    def __init__(self, way: str, *, patience: Patience | None = None, theirs: KvLayout = LAYOUT) -> None:
+        self.way = way
+        self.now_s = 0.0
+        self.patience = patience
+        self.folder = tempfile.TemporaryDirectory(prefix="kv")
+        self.prompt = self.start("prompt-0", layout=theirs)
+        self.token = self.start("token-0")
+        self.prompt.pool[:] = needles(theirs, BLOCKS)
+        self.idle = False
+
+    def start(self, name: str, *, epoch: int = 1, layout: KvLayout = LAYOUT) -> Machine:
+        """Return a machine with the clock of this pair."""
+        return Machine(
+            name, self.way, self.folder.name, lambda: self.now_s, epoch=epoch, layout=layout, patience=self.patience
+        )
+
+    def step(self) -> None:
+        """Move what can move at both machines."""
+        self.prompt.post.drive()
+        self.token.post.drive()
+
+    def settle(self) -> None:
+        """Move until nothing moves, with a moment for the kernel."""
+        for _ in range(8):
+            self.step()
+            wait_readable([*self.prompt.post.descriptors(), *self.token.post.descriptors()], 0.001)
+
+    def order(self, key: str) -> None:
+        """Tell the prompt machine where the KV of a request goes."""
+        self.prompt.outgoing.await_offer(key, "token-0", self.token.post.address, self.token.epoch)
+
+    def offered(self, key: str, tokens: int = 16, *, wants_note: bool = True) -> tuple[int, ...]:
+        """Order, expect and open a request; return the prompt machine's blocks."""
+        self.token.incoming.expect(key, tokens, "prompt-0", wants_note=wants_note)
+        self.order(key)
+        eventually(lambda: self.prompt.outgoing.state(key) is Departure.OFFERED, self.step)
+        blocks = self.prompt.free.take(LAYOUT.blocks_for(tokens))
+        self.prompt.outgoing.open(key, blocks)
+        return blocks
+
+    def until_over(self, key: str) -> None:
+        """Move until the prompt machine knows the end of a transfer, and its blocks may be used again."""
+        out = self.prompt.outgoing
+        eventually(lambda: out.state(key) in OVER and out.may_free(key), self.step)
+
+    def until_free(self) -> None:
+        """Move until no transfer holds blocks at the token machine."""
+        eventually(lambda: not self.token.incoming.held() and self.token.free.used == 0, self.step)
+
+    def close(self) -> None:
+        """Give back every handle."""
+        self.prompt.close()
+        self.token.close()
+        self.folder.cleanup()
+
+
+def be_a_prompt_machine(way: str, address: dict[str, object], layers: int) -> None:
+    """Order the request `r` for token-0 in epoch 1, send so many layers of it, then go on driving until killed."""
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        here = Machine("prompt-0", way, folder, patience=Patience(heartbeat_s=0.05))
+        here.pool[:] = needles(LAYOUT, BLOCKS)
+        here.outgoing.await_offer("r", "token-0", address, 1)
+        say("here")
+        eventually(lambda: here.outgoing.state("r") is Departure.OFFERED, here.post.drive)
+        here.outgoing.open("r", tuple(range(4)))
+        for layer in range(layers):
+            here.outgoing.send_layer("r", layer)
+        drive_for_ever(here)
+
+
+def be_a_token_machine(way: str) -> None:
+    """Say the address, expect the request `r` of prompt-0, then go on driving until killed."""
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        here = Machine("token-0", way, folder)
+        here.incoming.expect("r", 16, "prompt-0")
+        say(json.dumps(here.post.address))
+        eventually(lambda: here.incoming.state("r") is Arrival.RECEIVING, here.post.drive)
+        say("receiving")
+        drive_for_ever(here)
+
+
+def say(word: str) -> None:
+    """Let the process that started this one know."""
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def drive_for_ever(machine: Machine) -> None:
+    """Drive a machine until the process is killed."""
+    while True:
+        machine.post.drive()
+        wait_readable(list(machine.post.descriptors()), 0.02)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "prompt":
+        be_a_prompt_machine(sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4]))
+    be_a_token_machine(sys.argv[2])

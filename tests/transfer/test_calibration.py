@@ -1,0 +1,54 @@
+"""A machine that measures the way to itself."""
+
+import tempfile
+
+import numpy as np
+import pytest
+
+from phasesplit.errors import TransferError
+from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.calibration import link_text, measure_link
+from phasesplit.transfer.chooser import threshold_tokens
+from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.post import Post
+from phasesplit.transfer.shared_memory import SharedPool
+
+LAYOUT = KvLayout(
+    model="small", layers=8, kv_heads=4, head_dim=64, dtype="float32", block_tokens=32, block_layout="any"
+)
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_a_link_is_measured_and_nothing_is_left(transport: str) -> None:
+    """The threshold would come from a figure that nobody measured, or the pool be dirty, used or connected."""
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        memory, free = SharedPool(LAYOUT, 32), BlockPool(32)
+        post = Post(Greeting(machine="a", epoch=1, layout=LAYOUT), memory, free, directory=folder, tcp=("127.0.0.1", 0))
+        local = free.take(4)
+        memory.blocks[:, list(local)] = 9
+        link = measure_link(post, transport=transport)
+        assert 1e7 < link.bytes_per_s < 1e12
+        assert 0 <= link.latency_s < 0.1
+        assert 0 <= link.per_layer_s < 0.1
+        assert 0 < link.streaming_slowdown <= 1
+        assert free.used == 4
+        assert (memory.blocks[:, list(local)] == 9).all()
+        assert memory.blocks.sum(dtype=np.int64) == 9 * memory.blocks[:, list(local)].size
+        assert len(post.descriptors()) == 2
+        fast = threshold_tokens(LAYOUT, lambda tokens: tokens * 1e-2, link)
+        assert f"layer by layer from {fast:,} tokens" in link_text(link, fast)
+        free.take(26)
+        with pytest.raises(TransferError, match="2 blocks are free, a measurement needs 4"):
+            measure_link(post, transport=transport)
+        post.close()
+        memory.close()
+
+
+def test_a_way_that_is_not_open_is_not_measured() -> None:
+    """A machine without TCP would wait for itself."""
+    memory = SharedPool(LAYOUT, 8)
+    post = Post(Greeting(machine="a", epoch=1, layout=LAYOUT), memory, BlockPool(8))
+    with pytest.raises(TransferError, match="transport tcp: the post does not listen there"):
+        measure_link(post, transport="tcp")
+    post.close()
+    memory.close()

@@ -1,0 +1,135 @@
+"""Machines in processes of their own that are killed or stopped: nothing hangs, and no block stays held."""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phasesplit.transfer.states import Arrival, Departure
+from phasesplit.transfer.timing import Patience
+from transfer import posts
+from transfer.posts import WAYS, Machine
+from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_sockets
+
+SHORT = Patience(lease_s=0.3, heartbeat_s=0.1, answer_s=0.5, transfer_s=0.6)
+
+
+@contextlib.contextmanager
+def another(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Start a machine in a process of its own; what it says arrives in the list by `heard`. It is killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", posts.__name__, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(posts.__file__).parent.parent,
+    )
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    heard: list[str] = []
+    try:
+        yield process, heard
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def hears(process: subprocess.Popen[str], heard: list[str], lines: int) -> bool:
+    """Return whether a process has said so many lines."""
+    assert process.stdout is not None
+    while line := process.stdout.readline():
+        heard.append(line.strip())
+    return len(heard) >= lines
+
+
+@pytest.fixture(params=WAYS)
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """Return a machine that waits for short times only, named by the test; afterwards no socket may be open."""
+    before = open_sockets()
+    way = request.param
+    name = "token-0" if "sender" in request.node.name else "prompt-0"
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        here = Machine(name, way, folder, patience=SHORT)
+        here.way = way
+        yield here
+        here.close()
+    assert open_sockets() == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("layers", [0, 2])
+def test_sender_that_dies_or_stops(machine: Machine, how: signal.Signals, layers: int) -> None:
+    """The token machine would wait for ever for a prompt machine that is gone, or read half a prompt."""
+    with another("prompt", machine.way, json.dumps(machine.post.address), str(layers)) as (process, heard):
+        eventually(lambda: hears(process, heard, 1), machine.post.drive)
+        machine.incoming.expect("r", 16, "prompt-0")
+        arrived = functools.partial(machine.incoming._receiver.layers_arrived, 1)
+        eventually(lambda: arrived() == layers, machine.post.drive)
+        process.send_signal(how)
+        at_s = time.monotonic()
+        over = (Arrival.DRAINING, Arrival.RELEASED)
+        eventually(lambda: machine.incoming.state("r") in over, machine.post.drive)
+        assert time.monotonic() - at_s < 2.0
+        assert machine.incoming.why("r") == ("no heartbeat" if how is signal.SIGSTOP else "the sender is gone")
+        if how is signal.SIGSTOP and machine.way == "shared-memory":
+            time.sleep(2 * SHORT.lease_s)
+            machine.post.drive()
+            assert machine.free.used == 4  # it can still write to them when it goes on, so they wait for its end
+            process.kill()
+        eventually(lambda: machine.free.used == 0, machine.post.drive)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_receiver_that_dies_or_stops(machine: Machine, how: signal.Signals) -> None:
+    """The prompt machine would keep its KV for a token machine that is gone, or send on for ever."""
+    machine.pool[:] = needles(LAYOUT, BLOCKS)
+    with another("token", machine.way) as (process, heard):
+        eventually(lambda: hears(process, heard, 1))
+        machine.outgoing.await_offer("r", "token-0", json.loads(heard[0]), 1)
+        eventually(lambda: machine.outgoing.state("r") is Departure.OFFERED, machine.post.drive)
+        machine.outgoing.open("r", machine.free.take(4))
+        machine.outgoing.send_layer("r", 0)
+        eventually(lambda: hears(process, heard, 2), machine.post.drive)
+        process.send_signal(how)
+        machine.outgoing.send_layer("r", 1)
+        eventually(lambda: machine.outgoing.state("r") is Departure.FAILED, machine.post.drive)
+        assert ("deadline" if how is signal.SIGSTOP else "channel") in machine.outgoing.why("r")
+        eventually(lambda: machine.outgoing.may_free("r"), machine.post.drive)
+        machine.outgoing.forget("r")
+
+
+def test_receiver_that_stops_with_a_full_channel() -> None:
+    """Blocks would be kept for ever for bytes that nobody takes from the channel any more."""
+    layout = replace(LAYOUT, block_tokens=2**16)
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        now_s = [0.0]
+        prompt = Machine("prompt-0", "tcp", folder, lambda: now_s[0], layout=layout, blocks=4)
+        token = Machine("token-0", "tcp", folder, lambda: now_s[0], layout=layout, blocks=4)
+        token.incoming.expect("r", 4 * 2**16, "prompt-0", wants_note=False)
+        prompt.outgoing.await_offer("r", "token-0", token.post.address, 1)
+        both = lambda: (prompt.post.drive(), token.post.drive())  # noqa: E731
+        eventually(lambda: prompt.outgoing.state("r") is Departure.OFFERED, both)
+        prompt.outgoing.open("r", (0, 1, 2, 3))
+        prompt.outgoing.send_all("r")
+        prompt.post.drive()
+        prompt.outgoing.abort("r", "the client is gone")
+        assert not prompt.outgoing.may_free("r")
+        for now_s[0] in (9.0, 11.0):
+            prompt.post.drive()
+        assert prompt.outgoing.may_free("r")
+        assert "took nothing for 10 s" in prompt.outgoing.why_no_channel("token-0")
+        eventually(lambda: token.free.used == 0, token.post.drive)
+        assert not np.array_equal(token.pool, prompt.pool) or not prompt.pool.any()
+        prompt.close()
+        token.close()
