@@ -18,6 +18,7 @@ from phasesplit.errors import TransferError
 from phasesplit.transfer.channel import Condition
 from phasesplit.transfer.failures import NoRoomError, Reason
 from phasesplit.transfer.messages import LONGEST_TEXT_BYTES, Kind, Message
+from phasesplit.transfer.receiver import POISON
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.tcp import TcpChannel
 from transfer import wires
@@ -229,7 +230,7 @@ def test_abort_in_every_state(open_wire: OpenWire, side: str, layers: int, settl
         eventually(lambda: wire.receiver.state(reservation.transfer) is Arrival.RELEASED, wire.both)
         with pytest.raises(TransferError):
             wire.receiver.take(reservation.transfer)
-        assert (wire.pool[:, list(reservation.blocks)] == 0xFF).all()
+        assert (wire.pool[:, list(reservation.blocks)] == POISON).all()
     ended = Departure.COMPLETED if layers == 3 and settled else Departure.FAILED
     assert wire.sender.state(reservation) is ended
     wire.sender.send_all(other)

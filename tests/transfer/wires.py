@@ -17,7 +17,7 @@ from phasesplit.transfer.in_memory import in_memory_pair
 from phasesplit.transfer.layout import Greeting, KvLayout
 from phasesplit.transfer.nixl_channel import NixlListener, NixlMemory, connect_nixl, nixl_agent
 from phasesplit.transfer.offers import Reservation
-from phasesplit.transfer.receiver import Receiver
+from phasesplit.transfer.receiver import POISON, Receiver
 from phasesplit.transfer.sender import FRAME_BYTES, Sender
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
 from phasesplit.transfer.states import Arrival, Departure
@@ -44,7 +44,7 @@ def eventually(holds: Callable[[], bool], step: Callable[[], object] = lambda: t
 def needles(layout: KvLayout, blocks: int, seed: int = 0) -> NDArray[np.uint8]:
     """Return a pool in which every block of every layer is different from any other."""
     shape = (layout.layers, blocks, layout.block_bytes)
-    return np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8)  # 255 is the poison
+    return np.random.default_rng(seed).integers(POISON + 1, 256, shape, dtype=np.uint8)
 
 
 @functools.cache

@@ -43,7 +43,10 @@ def _leave_lane(ledger: Ledger, machine: int, slot: int, now_s: float) -> None:
             move_lane(ledger, machine, lane, lane - 1)
         elif ledger.lanes[LANE_TASK, machine, lane] // 2 == slot:
             found = True
-            if ledger.lanes[LANE_TASK, machine, lane] % 2 == PROMPT:
+            # Between two iterations the sums hold no chunks: `advance` has taken them out.
+            token_lanes = machines[machine]["lanes"] - machines[machine]["prompt_lanes"]
+            is_formed = machines[machine]["batch_tokens"] > token_lanes
+            if ledger.lanes[LANE_TASK, machine, lane] % 2 == PROMPT and is_formed:
                 chunk = requests[slot]["chunk"]
                 machines[machine]["batch_tokens"] -= chunk
                 machines[machine]["pair_tokens"] -= chunk * (0.5 * chunk + requests[slot]["computed"])

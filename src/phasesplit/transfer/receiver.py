@@ -22,8 +22,11 @@ from phasesplit.transfer.messages import Kind, Message, reason_text
 from phasesplit.transfer.offers import Reservation, offer_text
 from phasesplit.transfer.states import ARRIVAL_TABLE, Arrival, ArrivalEvent
 
-POISON = 0xFF
-"""Byte that fills freed blocks where asked for; as floats of any size it reads as not-a-number."""
+POISON = 0x47
+"""Byte that fills freed blocks where asked for; as floats of any size it reads as a large number.
+
+It has to be finite: kernels compute whole blocks and multiply what is behind the last token by zero.
+"""
 
 _REMEMBERED = 1_000
 
