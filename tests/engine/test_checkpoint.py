@@ -105,7 +105,7 @@ def test_places_without_a_model(tmp_path: Path, directory: Path) -> None:
     """A wrong path would end in a traceback."""
     (directory / "tokenizer.json").unlink()
     with pytest.raises(SpecError, match=r"tokenizer.json: cannot be read"):
-        open_checkpoint(directory)
+        _ = open_checkpoint(directory).tokenizer
     (directory / "config.json").unlink()
     with pytest.raises(SpecError, match=r"neither a GGUF file nor a directory with a config.json"):
         open_checkpoint(directory)

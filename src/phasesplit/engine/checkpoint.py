@@ -1,7 +1,8 @@
 """A model on disk, opened: a GGUF file, or a directory as Hugging Face lays it out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,28 @@ _PAIRED_ARCHITECTURES = ("llama",)
 """Architectures whose queries and keys GGUF keeps with the two values of a rotation side by side."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
     """An opened model.
 
     Attributes:
         config: Its sizes.
         weights: Its weights, for the most part still on disk and mapped.
-        tokenizer: Text to tokens and back.
+        load_tokenizer: Makes `tokenizer`; raises SpecError where the model's is none.
         template: From messages to a prompt, or None where the model comes without.
         paths: The files that hold the weights; `weights.file_digest` takes them.
     """
 
     config: ModelConfig
     weights: Weights
-    tokenizer: Tokenizer
+    load_tokenizer: Callable[[], Tokenizer]
     template: ChatTemplate | None
     paths: tuple[Path, ...]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Text to tokens and back; made when it is first asked for, since that takes as long as all the rest."""
+        return self.load_tokenizer()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -54,13 +60,18 @@ def _from_gguf(path: Path) -> Checkpoint:
     config = config_from_gguf(where, file.metadata, file.tensors)
     has_paired_rows = config.architecture in _PAIRED_ARCHITECTURES
     weights = weights_from_tensors(where, config, file.tensors, has_paired_rows=has_paired_rows)
-    tokenizer = tokenizer_from_gguf(where, file.metadata)
     source = file.metadata.get("tokenizer.chat_template")
     words = file.metadata["tokenizer.ggml.tokens"]
     ids = {"bos_token": config.bos_token_id, "eos_token": config.stop_token_ids[0] if config.stop_token_ids else None}
     named = {name: words[token] for name, token in ids.items() if token is not None and isinstance(words, list)}
     template = ChatTemplate(where, source, named) if isinstance(source, str) else None
-    return Checkpoint(config=config, weights=weights, tokenizer=tokenizer, template=template, paths=(path,))
+    return Checkpoint(
+        config=config,
+        weights=weights,
+        load_tokenizer=lambda: tokenizer_from_gguf(where, file.metadata),
+        template=template,
+        paths=(path,),
+    )
 
 
 def _from_directory(directory: Path) -> Checkpoint:
@@ -74,9 +85,12 @@ def _from_directory(directory: Path) -> Checkpoint:
     )
     paths = safetensors_paths(directory)
     weights = weights_from_tensors(str(directory), config, read_safetensors(paths), has_paired_rows=False)
-    tokenizer = tokenizer_from_json(directory / "tokenizer.json")
     return Checkpoint(
-        config=config, weights=weights, tokenizer=tokenizer, template=_hf_template(directory), paths=tuple(paths)
+        config=config,
+        weights=weights,
+        load_tokenizer=lambda: tokenizer_from_json(directory / "tokenizer.json"),
+        template=_hf_template(directory),
+        paths=tuple(paths),
     )
 
 

@@ -19,6 +19,7 @@ class Limits:
         attempts: Pairs tried for one request.
         first_token_s: Seconds from arrival within which the first content must be there.
         request_s: Seconds from arrival within which the last token must be there.
+        idle_s: Seconds between two tokens after which a token machine counts as stalled.
         lease_s: Seconds that a KV lease lives without a heartbeat.
         structured_output: Whether the machines behind the gateway can hold output to a grammar.
 
@@ -35,6 +36,7 @@ class Limits:
     attempts: int = 3
     first_token_s: float = 60.0
     request_s: float = 600.0
+    idle_s: float = 30.0
     lease_s: float = 30.0
     structured_output: bool = False
 

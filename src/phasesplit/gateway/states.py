@@ -40,7 +40,7 @@ KV is whole. A token that comes while the prompt phase runs has no such excuse: 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
@@ -296,8 +296,7 @@ def step(
     if attempt is not None and attempt != progress.attempts:
         return progress, (Action.ABSORB,)
     row = _chosen(TABLE[progress.state, event], progress, most_attempts)
-    after = replace(
-        progress,
+    after = Progress(
         state=row.state,
         attempts=progress.attempts + (event is Event.ASSIGNED and row.state is not progress.state),
         landed=row.state is State.PREFILLING and (progress.landed or event is Event.KV_READY),
@@ -308,6 +307,8 @@ def step(
 
 def _chosen(rows: Sequence[Row], progress: Progress, most_attempts: int) -> Row:
     """Return the first row whose condition holds."""
+    if len(rows) == 1:
+        return rows[0]
     holds = {
         When.ALWAYS: True,
         When.SENT: progress.sent,

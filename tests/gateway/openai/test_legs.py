@@ -12,11 +12,14 @@ from phasesplit.gateway.openai.requests import ChatRequest, CompletionRequest, S
 
 LIMITS = Limits(structured_output=True)
 SEED = 77
+PROMPT_IDS = [1, 2, 3]
 TO, FROM = {"do_remote_decode": True}, {"do_remote_prefill": True}
 MESSAGES = [{"role": "user", "content": "hello", "name": "ann"}]
-BOTH = {"seed": SEED, "return_token_ids": True}
-PROMPT = BOTH | {"stream": False, "kv_transfer_params": TO}
-TOKEN = BOTH | {"stream": True, "stream_options": {"include_usage": True}, "kv_transfer_params": FROM}
+BOTH = {"model": "m", "prompt": PROMPT_IDS, "seed": SEED, "return_token_ids": True}
+PROMPT = BOTH | {"max_tokens": 1, "stream": False, "kv_transfer_params": TO}
+TOKEN = BOTH | {
+    "max_tokens": 100, "stream": True, "stream_options": {"include_usage": True}, "kv_transfer_params": FROM,
+}  # fmt: skip
 
 
 def request_of(fields: dict[str, Any]) -> Sampled:
@@ -26,17 +29,20 @@ def request_of(fields: dict[str, Any]) -> Sampled:
 
 
 def legs_of(fields: dict[str, Any], choice: int = 0) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    legs = split_legs(request_of(fields), choice, seed=SEED, prompt_transfer=TO, token_transfer=FROM)
+    request = request_of(fields)
+    most = 100 if request.most_tokens is None else request.most_tokens
+    legs = split_legs(request, choice, PROMPT_IDS, most_tokens=most, seed=SEED, prompt_transfer=TO, token_transfer=FROM)
     return legs.prompt, legs.token
 
 
 SAME: dict[str, Any] = {
     "ignore_eos": True, "temperature": 0.5, "top_p": 0.5, "top_k": 3, "presence_penalty": 1.0, "frequency_penalty": 1.0,
     "repetition_penalty": 1.5, "logit_bias": {"5": 1.0}, "user": "u", "response_format": {"type": "json_object"},
-    "logprobs": 3, "seed": 5, "priority": 1, "tools": [{"a": {"b": 1}}],
+    "seed": 5, "priority": 1, "min_p": {"a": {"b": 1}},
 }  # fmt: skip
 """Fields that both legs repeat."""
 
+BY_ID = {"return_tokens_as_token_ids": True}
 STOPPING = {"include_stop_str_in_output": True}
 DIFFERENT: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "n": (2, {}, {}),
@@ -52,8 +58,8 @@ DIFFERENT: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "stop_token_ids": ([7], {"stop_token_ids": [7]} | STOPPING, {"stop_token_ids": [7]} | STOPPING),
     "include_stop_str_in_output": (False, {}, {}),
     "stream": (True, {}, {}),
-    "echo": (True, {"echo": True}, {}),
-    "prompt_logprobs": (2, {"prompt_logprobs": 2}, {}),
+    "logprobs": (3, {"logprobs": 3} | BY_ID, {"logprobs": 3} | BY_ID),
+    "echo": (True, {}, {}),
     "return_token_ids": (False, {}, {}),
 }
 """A field, its value, and what it adds to the prompt leg and to the token leg."""
@@ -62,16 +68,15 @@ DIFFERENT: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("field", SAME)
 def test_field_is_repeated(field: str) -> None:
     """A client's setting would not reach one of the two machines, and its tokens differ from an unsplit engine's."""
-    added = {"model": "m", "prompt": "p", field: SAME[field]}
-    assert legs_of({field: SAME[field]}) == (PROMPT | {"max_tokens": 1} | added, TOKEN | added)
+    added = {field: SAME[field]}
+    assert legs_of(added) == (PROMPT | added, TOKEN | added)
 
 
 @pytest.mark.parametrize("field", DIFFERENT)
 def test_field_is_derived(field: str) -> None:
     """A client's field would collide with the prompt leg's single token, or be lost on the token leg."""
     value, of_prompt, of_token = DIFFERENT[field]
-    shared = {"model": "m", "prompt": "p"}
-    assert legs_of({field: value}) == (PROMPT | shared | {"max_tokens": 1} | of_prompt, TOKEN | shared | of_token)
+    assert legs_of({field: value}) == (PROMPT | of_prompt, TOKEN | of_token)
 
 
 def test_stream_options_stay_here() -> None:
@@ -83,20 +88,28 @@ def test_stream_options_stay_here() -> None:
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_chat_is_bounded_under_both_names(field: str) -> None:
-    """A machine that reads the other name of the bound would decode on the prompt side, or without end."""
-    prompt, token = legs_of({"messages": MESSAGES, field: 9})
-    shared = {"model": "m", "messages": MESSAGES}
-    assert prompt == PROMPT | shared | {"max_tokens": 1, "max_completion_tokens": 1}
-    assert token == TOKEN | shared | {"max_tokens": 9, "max_completion_tokens": 9}
+def test_chat_reaches_machines_as_a_completion(field: str) -> None:
+    """A machine would have to know chats, or read another name of the bound and decode without end."""
+    assert legs_of({"messages": MESSAGES, field: 9}) == (PROMPT, TOKEN | {"max_tokens": 9})
 
 
-def test_chat_logprobs_reach_both_machines() -> None:
+def test_what_templates_read_stays_here() -> None:
+    """A machine would refuse a request for a field that has done its work."""
+    assert legs_of({"messages": MESSAGES, "chat_template_kwargs": {"a": 1}, "tool_choice": "none"}) == (PROMPT, TOKEN)
+
+
+@pytest.mark.parametrize(("fields", "count"), [({"logprobs": True, "top_logprobs": 2}, 2), ({"logprobs": True}, 0)])
+def test_chat_logprobs_reach_both_machines(fields: dict[str, Any], count: int) -> None:
     """The first token's log-probabilities would be lost."""
-    wanted = {"logprobs": True, "top_logprobs": 2}
-    for leg in legs_of({"messages": MESSAGES} | wanted):
-        assert leg is not None
-        assert wanted.items() <= leg.items()
+    added = {"logprobs": count} | BY_ID
+    assert legs_of({"messages": MESSAGES} | fields) == (PROMPT | added, TOKEN | added)
+
+
+def test_echo_asks_the_prompt_machine_about_the_prompt() -> None:
+    """The prompt's log-probabilities would be asked of the machine that does not compute it, or of none."""
+    prompt, token = legs_of({"echo": True, "logprobs": 0})
+    assert token is not None
+    assert (prompt["prompt_logprobs"], "prompt_logprobs" in token, "echo" in prompt) == (0, False, False)
 
 
 def test_every_field_has_its_test() -> None:
@@ -104,7 +117,7 @@ def test_every_field_has_its_test() -> None:
     elsewhere = {"model", "prompt", "messages", "stream_options", "max_completion_tokens", "top_logprobs"}
     fields = set(CompletionRequest.model_fields) | set(ChatRequest.model_fields)
     assert fields == (set(SAME) | set(DIFFERENT) | elsewhere) & fields
-    assert {*SAME, *DIFFERENT} - fields == {"priority", "tools", "prompt_logprobs", "return_token_ids"}
+    assert {*SAME, *DIFFERENT} - fields == {"priority", "min_p", "return_token_ids"}
 
 
 @pytest.mark.parametrize("most", [0, 1])
@@ -122,11 +135,11 @@ def test_two_tokens_need_both_machines() -> None:
     assert (token["max_tokens"], token["min_tokens"]) == (2, 2)
 
 
-def test_choices_have_their_own_prompt_and_seed() -> None:
+def test_choices_have_their_own_seed() -> None:
     """Choices would repeat one another, or a choice's two machines draw different first tokens."""
     fields = {"prompt": ["p", "q"], "n": 2, "seed": 10}
     drawn = [legs_of(fields, choice) for choice in range(4)]
-    assert [(prompt["prompt"], prompt["seed"]) for prompt, _ in drawn] == [("p", 10), ("p", 11), ("q", 10), ("q", 11)]
+    assert [prompt["seed"] for prompt, _ in drawn] == [10, 11, 10, 11]
     assert all(token is not None and token["seed"] == prompt["seed"] for prompt, token in drawn)
     unseeded = [legs_of({"prompt": ["p", "q"], "n": 2}, choice)[0]["seed"] for choice in range(4)]
     assert unseeded == [SEED, SEED + 1, SEED + 2, SEED + 3]
@@ -145,8 +158,7 @@ def test_greedy_choice_needs_no_seed() -> None:
 def test_null_is_left_out() -> None:
     """A null that the client's library fills in would be refused by a strict machine."""
     prompt, token = legs_of({"temperature": None, "logit_bias": None, "stop": None, "odd": None, "echo": None})
-    shared = {"model": "m", "prompt": "p"}
-    assert (prompt, token) == (PROMPT | shared | {"max_tokens": 1}, TOKEN | shared)
+    assert (prompt, token) == (PROMPT, TOKEN)
 
 
 def test_legs_do_not_share_the_dispatchers_fields() -> None:
@@ -157,10 +169,10 @@ def test_legs_do_not_share_the_dispatchers_fields() -> None:
 
 def test_one_machine_is_sent_the_whole_request() -> None:
     """A machine that takes both phases would be sent half of the request."""
-    request = request_of({"max_tokens": 9, "min_tokens": 4, "echo": True, "n": 2, "stream": False})
-    leg = whole_leg(request, 1, seed=SEED)
-    assert leg == {
-        "model": "m", "prompt": "p", "max_tokens": 9, "min_tokens": 4, "echo": True, "seed": SEED + 1, "stream": True,
-        "stream_options": {"include_usage": True}, "return_token_ids": True,
+    request = request_of({"max_tokens": 9, "min_tokens": 4, "echo": True, "logprobs": 1, "n": 2, "stream": False})
+    leg = whole_leg(request, 1, PROMPT_IDS, most_tokens=9, seed=SEED)
+    assert leg == BOTH | {
+        "max_tokens": 9, "min_tokens": 4, "seed": SEED + 1, "stream": True, "stream_options": {"include_usage": True},
+        "logprobs": 1, "prompt_logprobs": 1, "return_tokens_as_token_ids": True,
     }  # fmt: skip
-    assert whole_leg(request_of({"max_tokens": 0}), 0, seed=SEED)["max_tokens"] == 1
+    assert whole_leg(request_of({"max_tokens": 0}), 0, PROMPT_IDS, most_tokens=0, seed=SEED)["max_tokens"] == 1

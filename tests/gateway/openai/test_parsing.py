@@ -182,8 +182,15 @@ def test_errors_do_not_repeat_long_values() -> None:
 
 def test_unknown_fields_are_kept() -> None:
     """A field that only the machines understand would be lost."""
-    request = chat(tools=[{"type": "function"}], priority=3)
-    assert extras(request) == {"tools": [{"type": "function"}], "priority": 3}
+    request = chat(metadata=[{"type": "function"}], priority=3)
+    assert extras(request) == {"metadata": [{"type": "function"}], "priority": 3}
+
+
+@pytest.mark.parametrize("field", ["tools", "functions", "prompt_logprobs", "echo"])
+def test_what_is_not_offered_may_be_asked_for_in_vain(field: str) -> None:
+    """A client whose library always sends an empty list would be refused, or one that means it be ignored."""
+    assert extras(chat(**{field: []})) == {field: []}
+    assert refusal(chat, **{field: [1]}).param == field
 
 
 def test_views_of_the_fields() -> None:

@@ -77,7 +77,7 @@ def test_chat_chunks_shape() -> None:
     assert [chunk["choices"][0] for chunk in (first, middle, last)] == [
         {"index": 1, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None},
         {"index": 1, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None},
-        {"index": 1, "delta": {}, "logprobs": None, "finish_reason": "length"},
+        {"index": 1, "delta": {}, "logprobs": None, "finish_reason": "length", "stop_reason": None},
     ]
 
 

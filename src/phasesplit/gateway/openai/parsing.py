@@ -13,6 +13,21 @@ _Kind = TypeVar("_Kind", bound=Sampled)
 
 NOT_FOR_CLIENTS = frozenset({"kv_transfer_params", "request_id"})
 """Fields by which the gateway steers machines; a client that sets one could take another client's KV."""
+NOT_OFFERED = {
+    "use_beam_search": "beam search is not offered",
+    "prompt_logprobs": "not offered under this name; echo and logprobs tell the same",
+    "prompt_embeds": "prompts are text or token ids",
+    "return_tokens_as_token_ids": "not offered; return_token_ids tells all ids",
+}
+NOT_OFFERED_IN_CHATS = {
+    "tools": "calling tools is not offered",
+    "functions": "calling functions is not offered",
+    "audio": "the answer is text",
+    "echo": "a chat's prompt is not echoed",
+    "prediction": "a predicted output is not offered",
+    "continue_final_message": "every answer is a new message",
+}
+"""Fields that would change the answer, and why they cannot; one that asks for nothing (null, false, empty) is left."""
 
 
 def parsed_completion(body: bytes, limits: Limits) -> CompletionRequest:
@@ -110,8 +125,10 @@ def _check(request: Sampled, limits: Limits) -> None:
     for name in extras(request):
         if name in NOT_FOR_CLIENTS:
             raise _unsupported(name, "only the gateway may set this field")
-    if extras(request).get("use_beam_search"):
-        raise _unsupported("use_beam_search", "beam search is not offered")
+    refused = NOT_OFFERED | (NOT_OFFERED_IN_CHATS if isinstance(request, ChatRequest) else {})
+    for name, value in extras(request).items():
+        if name in refused and value not in (None, False, [], {}):
+            raise _unsupported(name, refused[name])
     if request.choice_count > limits.choices:
         raise _invalid("n", f"{request.choice_count} choices (prompts x n), allowed are {limits.choices}")
     if request.stream_options is not None and not request.stream:

@@ -10,6 +10,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from phasesplit.gateway.openai.fields import MOST_TOKEN, Biases, Content, Prompts, Stops, StopTokens
 
+FOR_TEMPLATES = (
+    "add_generation_prompt",
+    "add_special_tokens",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "function_call",
+    "functions",
+    "parallel_tool_calls",
+    "tool_choice",
+    "tools",
+)
+"""Fields that matter while a prompt is made; machines get the prompt."""
+
 Tokens = Annotated[int, Field(ge=0, le=MOST_TOKEN)]
 
 
@@ -112,6 +126,31 @@ class Sampled(_Wire):
         return 1
 
     @property
+    def scored_tokens(self) -> int | None:
+        """Likeliest tokens to tell with each token's log-probability, None where none is wanted."""
+        return None
+
+    @property
+    def has_echo(self) -> bool:
+        """Whether the text begins with the prompt."""
+        return False
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's log-probabilities are wanted."""
+        return self.has_echo and self.scored_tokens is not None
+
+    @property
+    def wants_token_ids(self) -> bool:
+        """Whether choices carry their token ids. Extension of vLLM."""
+        return bool((self.model_extra or {}).get("return_token_ids"))
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """Whether special tokens have a text in the output. Extension of vLLM."""
+        return (self.model_extra or {}).get("skip_special_tokens") is False
+
+    @property
     def choice_count(self) -> int:
         """Choices of the answer: prompts x n."""
         return self.prompt_count * (self.n or 1)
@@ -138,6 +177,16 @@ class CompletionRequest(Sampled):
     def prompt_count(self) -> int:
         """Prompts of the request, >= 1."""
         return len(self.prompt)
+
+    @property
+    def scored_tokens(self) -> int | None:
+        """See `Sampled`."""
+        return self.logprobs
+
+    @property
+    def has_echo(self) -> bool:
+        """See `Sampled`."""
+        return bool(self.echo)
 
 
 class Message(_Wire):
@@ -171,6 +220,11 @@ class ChatRequest(Sampled):
     def most_tokens(self) -> int | None:
         """The most output tokens that the client wants, None without a bound."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def scored_tokens(self) -> int | None:
+        """See `Sampled`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def extras(request: BaseModel) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class Piece:
         logprobs: Its tokens', None where the client did not ask.
         text_offset: Characters of the choice's text before it.
         finish_reason: Why the choice ends here, None where it goes on.
+        stop_reason: As in `Finished`.
+        token_ids: Its tokens' ids, None where the client did not ask. Extension of vLLM.
     """
 
     index: int
@@ -29,6 +31,8 @@ class Piece:
     logprobs: Sequence[TokenLogprob] | None = None
     text_offset: int = 0
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    token_ids: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class Finished:
         logprobs: Its tokens', None where the client did not ask.
         text_offset: Where in the text the first of these tokens begins.
         stop_reason: The stop string or stop token that ended it, None for neither. Extension of vLLM.
+        token_ids: Its output's ids, None where the client did not ask. Extension of vLLM.
+        prompt_token_ids: Its prompt's ids, likewise.
     """
 
     index: int
@@ -50,6 +56,8 @@ class Finished:
     logprobs: Sequence[TokenLogprob] | None = None
     text_offset: int = 0
     stop_reason: str | int | None = None
+    token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,12 @@ class Answer:
 
     def _chunk(self, prefix: str, kind: str, piece: Piece, added: dict[str, Any], with_usage: bool) -> dict[str, Any]:
         chunk = self._head(prefix, kind)
-        chunk["choices"] = [{"index": piece.index} | added | {"finish_reason": piece.finish_reason}]
+        choice = {"index": piece.index} | added | {"finish_reason": piece.finish_reason}
+        if piece.finish_reason is not None:
+            choice["stop_reason"] = piece.stop_reason
+        if piece.token_ids is not None:
+            choice["token_ids"] = list(piece.token_ids)
+        chunk["choices"] = [choice]
         return chunk | {"usage": None} if with_usage else chunk
 
 
@@ -151,12 +164,15 @@ def _chat_logprobs(part: Piece | Finished) -> dict[str, Any] | None:
 
 
 def _end(choice: Finished, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-    return {
+    end: dict[str, Any] = {
         "index": choice.index,
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
+    if choice.token_ids is not None:
+        end |= {"token_ids": list(choice.token_ids), "prompt_token_ids": list(choice.prompt_token_ids or ())}
+    return end
 
 
 def usage(prompt_tokens: Sequence[int], output_ids: Sequence[Sequence[int]]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Doubles for tests: clusters and traces small enough to work out by hand, without any file."""
+"""Clusters and traces small enough to work out by hand, without any file."""
 
 import numpy as np
 

@@ -1,0 +1,180 @@
+"""A worker's answers: completions as OpenAI and vLLM shape them, with the ids that a gateway needs to make text itself.
+
+Beyond vLLM's shape, `logprobs` carries `token_ids`, `top_token_ids` and `top_token_logprobs`: in OpenAI's shape two
+tokens of equal text are one, and a part of a character is no text.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from phasesplit.engine.logprobs import Scored
+from phasesplit.errors import RequestError
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of a stream that ended normally."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one chunk adds to the choice, or all of it.
+
+    Attributes:
+        text: Its text, an echoed prompt included.
+        output: Its output tokens.
+        prompt: The prompt's tokens, where the request asks about them: in a stream, with the first chunk only.
+        text_offset: Characters of the choice's text before it.
+        finish_reason: Why the choice ends here, None where it goes on.
+        stop_reason: The stop string or stop token that ended it, None for neither.
+    """
+
+    text: str = ""
+    output: Sequence[Scored] = ()
+    prompt: Sequence[Scored] = ()
+    text_offset: int = 0
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What all parts of one answer share.
+
+    Attributes:
+        request: The request's id.
+        created_s: Whole seconds since 1970.
+        model: The model's name, as asked for.
+        spelled: A token's text, bytes that are no character as U+FFFD.
+        has_token_ids: Tell token ids.
+        names_by_id: Where log-probabilities are told, name tokens `token_id:ID`, as vLLM does, which no two share.
+        has_logprobs: Tell the output's log-probabilities.
+        has_echo: Begin text and log-probabilities with the prompt.
+        has_prompt_logprobs: Tell the prompt's log-probabilities in a field of their own.
+    """
+
+    request: str
+    created_s: int
+    model: str
+    spelled: Callable[[int], str]
+    has_token_ids: bool = False
+    names_by_id: bool = False
+    has_logprobs: bool = False
+    has_echo: bool = False
+    has_prompt_logprobs: bool = False
+
+    def completion(
+        self, part: Part, used: Mapping[str, int], kv_transfer_params: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return a whole answer.
+
+        Args:
+            part: All of the choice.
+            used: The answer's `usage`.
+            kv_transfer_params: What the sender is told about the KV.
+        """
+        answer = self._head() | {"choices": [self._choice(part)], "usage": dict(used)}
+        return answer if kv_transfer_params is None else answer | {"kv_transfer_params": dict(kv_transfer_params)}
+
+    def chunk(self, part: Part, *, with_usage: bool) -> dict[str, Any]:
+        """Return a chunk of a stream.
+
+        Args:
+            part: What it adds.
+            with_usage: Whether the stream ends with a chunk of usage; the others then say null.
+        """
+        chunk = self._head() | {"choices": [self._choice(part)]}
+        return chunk | {"usage": None} if with_usage else chunk
+
+    def usage_chunk(self, used: Mapping[str, int]) -> dict[str, Any]:
+        """Return the last chunk of a stream whose client wants usage."""
+        return self._head() | {"choices": [], "usage": dict(used)}
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.request, "object": "text_completion", "created": self.created_s, "model": self.model}
+
+    def _choice(self, part: Part) -> dict[str, Any]:
+        told = [*part.prompt, *part.output] if self.has_echo else part.output
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": part.text,
+            "logprobs": self._logprobs(told, part.text_offset) if self.has_logprobs else None,
+            "finish_reason": part.finish_reason,
+            "stop_reason": part.stop_reason,
+        }
+        if self.has_token_ids:
+            choice["token_ids"] = [one.token for one in part.output]
+            if part.prompt:
+                choice["prompt_token_ids"] = [one.token for one in part.prompt]
+        if self.has_prompt_logprobs and part.prompt:
+            choice["prompt_logprobs"] = [self._prompt_logprobs(one) for one in part.prompt]
+        return choice
+
+    def _logprobs(self, tokens: Sequence[Scored], text_offset: int) -> dict[str, Any]:
+        texts = [self._named(one.token) for one in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(text_offset)
+            text_offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [self._top(one) for one in tokens],
+            "text_offset": offsets,
+            "token_ids": [one.token for one in tokens],
+            "top_token_ids": [[token for token, _ in one.top] for one in tokens],
+            "top_token_logprobs": [[logprob for _, logprob in one.top] for one in tokens],
+        }
+
+    def _named(self, token: int) -> str:
+        return f"token_id:{token}" if self.names_by_id else self.spelled(token)
+
+    def _top(self, one: Scored) -> dict[str, float] | None:
+        """Return the likeliest tokens by name; of equal names the likeliest stays. A prompt's first token has none."""
+        if one.logprob is None:
+            return None
+        by_name: dict[str, float] = {}
+        for token, logprob in one.top:
+            by_name.setdefault(self._named(token), logprob)
+        return by_name
+
+    def _prompt_logprobs(self, one: Scored) -> dict[str, dict[str, Any]] | None:
+        """Return a place of the prompt as vLLM shapes it; the rank of a token beyond the likeliest is not known."""
+        if one.logprob is None:
+            return None
+        ranked: dict[int, tuple[float, int | None]] = {one.token: (one.logprob, None)}
+        ranked |= {token: (logprob, rank) for rank, (token, logprob) in enumerate(one.top, start=1)}
+        return {
+            str(token): {"logprob": logprob, "rank": rank, "decoded_token": self.spelled(token)}
+            for token, (logprob, rank) in ranked.items()
+        }
+
+
+def usage(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
+    """Return the `usage` of an answer.
+
+    Args:
+        prompt_tokens: Tokens of the prompt.
+        output_tokens: Tokens of the output, a stop token included.
+    """
+    total = prompt_tokens + output_tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens, "total_tokens": total}
+
+
+def event(chunk: Mapping[str, Any]) -> bytes:
+    """Return a chunk, or an error's body, as one server-sent event; JSON has no bare line break."""
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """Return an error in OpenAI's shape; the text of one that is not the client's fault stays here.
+
+    Args:
+        error: A RequestError goes with its own status; all others are a 500.
+    """
+    if isinstance(error, RequestError):
+        told = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
+    else:
+        told = {"message": "internal error", "type": "server_error", "param": None, "code": "internal_error"}
+    return {"error": told}

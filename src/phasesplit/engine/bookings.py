@@ -1,0 +1,164 @@
+"""What the scheduler's ledger knows of this machine's requests: thin calls of the rules that the simulator obeys."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from phasesplit.engine.sequences import Sequence
+from phasesplit.scheduling.accounts import open_slot, use_blocks
+from phasesplit.scheduling.ledger import CHOSEN, LANDING, LANE_TASK, PROMPT, WAITING, Ledger
+from phasesplit.scheduling.lists import entry, length
+from phasesplit.scheduling.live_cluster import with_place_for_one
+from phasesplit.scheduling.live_machine import (
+    HERE,
+    NOBODY_LANDS,
+    STUCK,
+    await_kv,
+    end_iteration,
+    end_prompt_here,
+    form_batch,
+    kv_arrived,
+    land,
+    machine_ledger,
+    take_prompt,
+)
+from phasesplit.scheduling.rules import Rules
+from phasesplit.scheduling.withdrawal import withdraw
+
+
+class Lane(NamedTuple):
+    """What one sequence computes in an iteration.
+
+    Attributes:
+        sequence: The sequence.
+        first: Position of its first row.
+        rows: How many rows, >= 1.
+        is_prompt: Whether it is in its prompt phase.
+        gives_token: Whether a token follows from its last row.
+    """
+
+    sequence: Sequence
+    first: int
+    rows: int
+    is_prompt: bool
+    gives_token: bool
+
+
+class Bookings:
+    """The ledger of one machine, and which sequence is in which slot.
+
+    Args:
+        rules: The scheduler's settings.
+        capacity_blocks: KV blocks of the machine, >= 1.
+    """
+
+    def __init__(self, rules: Rules, capacity_blocks: int) -> None:
+        self._sequences: dict[int, Sequence] = {}
+        self._seen_evictions = 0
+        self._use(machine_ledger(rules, capacity_blocks))
+
+    def _use(self, ledger: Ledger) -> None:
+        """Take a ledger with the columns that are read in every iteration at hand."""
+        self.ledger = ledger
+        self._computed, self._chunk = ledger.requests["computed"], ledger.requests["chunk"]
+        self._held, self._phase = ledger.requests["blocks"], ledger.requests["phase"]
+        self._tasks, self._chosen = ledger.lanes[LANE_TASK, HERE], ledger.lanes[CHOSEN, HERE]
+        self._evicted = ledger.counters["evictions"]
+
+    @property
+    def machine(self) -> np.void:
+        """The machine's record in the ledger."""
+        record: np.void = self.ledger.machines[HERE]
+        return record
+
+    @property
+    def waiting_prompts(self) -> int:
+        """How many requests wait for their prompt phase."""
+        return length(self.ledger.lists[WAITING, HERE])
+
+    @property
+    def evictions(self) -> int:
+        """How often KV had to go for want of memory."""
+        return int(self._evicted[0])
+
+    def open(self, sequence: Sequence, now_s: float) -> None:
+        """Let a new request wait: for its prompt phase, or for room for the KV that comes to it."""
+        grown = with_place_for_one(self.ledger)
+        if grown is not self.ledger:
+            self._use(grown)
+        sequence.slot = open_slot(self.ledger, now_s, sequence.prompt_tokens, sequence.limit, sequence.limit)
+        self._sequences[sequence.slot] = sequence
+        if sequence.takes is not None:
+            await_kv(self.ledger, sequence.slot)
+        else:
+            take_prompt(self.ledger, sequence.slot, sequence.sends is None)
+
+    def withdraw(self, sequence: Sequence, now_s: float) -> None:
+        """End a request in any state."""
+        withdraw(self.ledger, sequence.slot, now_s)
+        del self._sequences[sequence.slot]
+
+    def land(self, now_s: float) -> Sequence | None:
+        """Hold room for the KV that has waited longest, and return its sequence; None where none may come now."""
+        slot = land(self.ledger, now_s)
+        return None if slot in (NOBODY_LANDS, STUCK) else self._sequences[slot]
+
+    def stuck(self) -> Sequence | None:
+        """Return the sequence whose KV has waited longest for room, where nothing runs or arrives that would make any.
+
+        Only KV that waits to leave may be in its way then, for as long as another machine takes.
+        """
+        row = self.ledger.lists[LANDING, HERE]
+        if length(row) == 0 or self.machine["lanes"] > 0 or self.machine["arriving"] > 0:
+            return None
+        return self._sequences[entry(row, 0)]
+
+    def kv_arrived(self, sequence: Sequence, now_s: float) -> None:
+        """Let the token phase of a sequence run whose KV and first token are here."""
+        kv_arrived(self.ledger, sequence.slot, now_s)
+
+    def waiting(self) -> list[Sequence]:
+        """Return the sequences that wait for their prompt phase, in order."""
+        row = self.ledger.lists[WAITING, HERE]
+        return [self._sequences[entry(row, index) // 2] for index in range(length(row))]
+
+    def know(self, sequence: Sequence, tokens: int) -> None:
+        """Write down how many first tokens of a waiting sequence need no computing, fewer than it has."""
+        self._computed[sequence.slot] = tokens
+
+    def form(self, now_s: float) -> list[Lane]:
+        """Form the next batch, and return what each sequence in it computes, if it computes anything."""
+        lanes = form_batch(self.ledger, now_s)
+        formed = []
+        for task in self._tasks[:lanes].tolist():
+            slot = task // 2
+            sequence = self._sequences[slot]
+            if task % 2 != PROMPT:
+                formed.append(Lane(sequence, sequence.length - 1, 1, False, True))
+                continue
+            first, rows = int(self._computed[slot]), int(self._chunk[slot])
+            if rows > 0:
+                formed.append(Lane(sequence, first, rows, True, first + rows == sequence.length))
+        return formed
+
+    def evicted(self) -> list[Sequence]:
+        """Return the sequences whose KV had to go in the batch just formed: they are in their prompt phase again."""
+        if self.evictions == self._seen_evictions:
+            return []
+        self._seen_evictions = self.evictions
+        return [
+            sequence
+            for slot, sequence in self._sequences.items()
+            if sequence.held > 0 and self._phase[slot] == PROMPT and self._held[slot] == 0
+        ]
+
+    def end_iteration(self, now_s: float) -> None:
+        """Book the iteration just computed: prompts that ended go on to their token phase, here or elsewhere."""
+        ended = end_iteration(self.ledger, now_s)
+        for task in self._chosen[:ended].tolist():
+            if task % 2 == PROMPT:
+                end_prompt_here(self.ledger, task // 2, now_s)
+
+    def linger(self, blocks: int, now_s: float) -> None:
+        """Count blocks as used that no request holds but that are not free; a negative number frees them."""
+        use_blocks(self.ledger.machines, HERE, blocks, now_s)

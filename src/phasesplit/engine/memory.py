@@ -1,0 +1,87 @@
+"""The blocks of the machine's KV cache, as sequences take them and give them back."""
+
+import numpy as np
+
+from phasesplit.engine.cache import KvCache
+from phasesplit.engine.prefix_cache import PrefixCache, extend_digests
+from phasesplit.engine.sequences import Sequence
+from phasesplit.transfer.blocks import BlockPool
+
+_POISON = 0x47
+"""Byte that fills freed blocks: 51,015.3 as float32. Kernels multiply what lies behind a sequence's end by zero, so it
+must be finite; as a key or value that counts, it drowns all others."""
+
+
+class Memory:
+    """Hands out blocks of a pool that transfers draw from too.
+
+    Args:
+        pool: Which blocks are free.
+        cache: Where their values are.
+        block_tokens: Tokens of a block.
+        identity: What KV hangs on besides tokens, such as the model's digest: blocks of prompts are kept for other
+            prompts that begin alike. None keeps none.
+        poison: Fill blocks with a large number when they are freed, so that a late reader is found out.
+    """
+
+    def __init__(
+        self, pool: BlockPool, cache: KvCache, block_tokens: int, identity: bytes | None, *, poison: bool = False
+    ) -> None:
+        self.pool = pool
+        self.prefixes = None if identity is None else PrefixCache()
+        self._identity, self._block_tokens = identity or b"", block_tokens
+        self._values, self._poison = cache.pool, poison
+
+    def cover(self, sequence: Sequence, tokens: int) -> None:
+        """Give a sequence the blocks that it lacks for its first so many tokens.
+
+        Raises:
+            NoRoomError: They are not there, which the ledger should have known.
+        """
+        missing = -(-tokens // self._block_tokens) - sequence.held
+        if missing > 0:
+            self.make_room(missing)
+            sequence.hold(self.pool.take(missing))
+
+    def make_room(self, blocks: int) -> None:
+        """Let go of kept prompts until so many blocks are free, or none is kept."""
+        if self.prefixes is not None and self.pool.free < blocks:
+            self._free(self.prefixes.drop(blocks - self.pool.free))
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Take a sequence's own blocks away; those lent by a transfer are the transfer's."""
+        blocks = sequence.own_blocks()
+        if self.prefixes is not None:
+            # The last blocks are of the least use to others: they go first.
+            blocks = [block for block in reversed(blocks) if not self.prefixes.leave(block)]
+        self._free(blocks)
+        sequence.held = sequence.lent = 0
+
+    def known_tokens(self, sequence: Sequence) -> int:
+        """Return how many of a waiting sequence's first tokens have their KV here: full blocks, not its last token."""
+        if self.prefixes is None or sequence.wants_scores:
+            return 0
+        return self._block_tokens * len(self.prefixes.known(self._digests(sequence, sequence.length - 1)))
+
+    def share(self, sequence: Sequence, tokens: int) -> None:
+        """Give a sequence that has no blocks those of its first tokens, which `known_tokens` told."""
+        if self.prefixes is not None and tokens > 0:
+            blocks = self.prefixes.known(self._digests(sequence, tokens))
+            self.prefixes.use(blocks)
+            sequence.hold(tuple(blocks))
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep the full blocks of a sequence's prompt, all of which are computed, for others."""
+        if self.prefixes is not None and sequence.lent == 0:
+            digests = self._digests(sequence, sequence.prompt_tokens)
+            for digest, block in zip(digests, sequence.own_blocks(), strict=False):
+                self.prefixes.add(digest, block)
+
+    def _digests(self, sequence: Sequence, tokens: int) -> list[bytes]:
+        extend_digests(sequence.digests, sequence.ids, sequence.length, self._block_tokens, self._identity)
+        return sequence.digests[: tokens // self._block_tokens]
+
+    def _free(self, blocks: list[int]) -> None:
+        if self._poison and blocks:
+            self._values[:, np.array(blocks)] = _POISON
+        self.pool.give(blocks)

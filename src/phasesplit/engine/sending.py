@@ -1,0 +1,177 @@
+"""The prompt machine's side of transfers: which KV leaves when, layer by layer or in one go."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+from phasesplit.engine.bookings import Lane
+from phasesplit.engine.logprobs import Scored
+from phasesplit.engine.sequences import Sequence
+from phasesplit.errors import TransferError
+from phasesplit.transfer.chooser import Mode, choose
+from phasesplit.transfer.post import Post
+from phasesplit.transfer.states import Departure
+
+
+class Sending:
+    """Drives the outgoing transfers of this machine's prompts.
+
+    Args:
+        post: What moves them.
+        threshold_tokens: The shortest prompt that is sent layer by layer.
+        block_tokens: Tokens of a block.
+
+    Attributes:
+        threshold_tokens: As above; may be set at any time.
+    """
+
+    def __init__(self, post: Post, threshold_tokens: int, block_tokens: int) -> None:
+        self.threshold_tokens = threshold_tokens
+        self._outgoing, self._drive, self._block_tokens = post.outgoing, post.drive, block_tokens
+        self._open: set[Sequence] = set()
+        self._notes: dict[Sequence, bytes] = {}
+        self._expected: dict[Sequence, None] = {}
+
+    def expect(self, sequence: Sequence) -> None:
+        """Wait for the offer that a prompt's KV will leave by.
+
+        Raises:
+            TransferError: The peer has started anew since, or the key is in use.
+        """
+        to = sequence.sends
+        if to is None:
+            raise TransferError(f"request {sequence.key} sends its KV nowhere")
+        self._outgoing.await_offer(sequence.key, to.peer, asdict(to.address), to.peer_epoch)
+        self._expected[sequence] = None
+
+    def is_open(self, sequence: Sequence) -> bool:
+        """Return whether the KV of a sequence has begun to leave."""
+        return sequence in self._open
+
+    def before_pass(self, lanes: list[Lane]) -> Callable[[int], None] | None:
+        """Return what is to be called when a layer is final, None where no KV leaves layer by layer.
+
+        An offer that comes in mid-pass is taken up at the next layer.
+        """
+        leaving = [lane for lane in lanes if lane.is_prompt and self._goes_by_layers(lane.sequence)]
+        if not leaving:
+            return None
+        parts = []
+        for sequence, first, rows, _, gives_token in leaving:
+            # A block that is not full is final only with the last row of the prompt.
+            final = self._blocks(sequence) if gives_token else (first + rows) // self._block_tokens
+            if final > sequence.sent:
+                parts.append((sequence, final))
+
+        def after_layer(layer: int) -> None:
+            for sequence, final in parts:
+                self._send_layer(sequence, layer, final)
+
+        return after_layer
+
+    def after_pass(self, lanes: list[Lane]) -> None:
+        """Note what the pass has sent."""
+        for sequence, first, rows, is_prompt, gives_token in lanes:
+            if is_prompt and sequence in self._open:
+                sequence.sent = self._blocks(sequence) if gives_token else (first + rows) // self._block_tokens
+
+    def _goes_by_layers(self, sequence: Sequence) -> bool:
+        by_size = choose(sequence.prompt_tokens, self.threshold_tokens) is Mode.LAYERWISE
+        return sequence in self._open or (sequence in self._expected and by_size)
+
+    def _send_layer(self, sequence: Sequence, layer: int, final: int) -> None:
+        """Send the blocks of a layer that have become final; with the first ones, those of the layers before."""
+        first_layer = layer
+        if sequence not in self._open:
+            self._drive()
+            if not self._opened(sequence):
+                return
+            first_layer = 0
+        for each in range(first_layer, layer + 1):
+            self._outgoing.send_layer(sequence.key, each, sequence.sent, final)
+
+    def first_token(self, sequence: Sequence, scored: Scored) -> None:
+        """Hand over the first token; the KV leaves now, or as soon as its offer is here."""
+        self._notes[sequence] = note_of(scored)
+        if sequence in self._open:
+            self._note(sequence)
+        else:
+            self._send_all(sequence)
+
+    def ended(self) -> list[tuple[Sequence, str | None]]:
+        """Let serialized transfers begin whose offer has come; return those that ended, and why if they failed."""
+        ended: list[tuple[Sequence, str | None]] = []
+        for sequence in self._expected:
+            if sequence in self._notes and sequence not in self._open:
+                self._send_all(sequence)
+            state = self._outgoing.state(sequence.key)
+            if state is Departure.FAILED:
+                ended.append((sequence, self._outgoing.why(sequence.key) or "the transfer failed"))
+            elif state is Departure.COMPLETED and self._outgoing.may_free(sequence.key):
+                ended.append((sequence, None))
+        return ended
+
+    def give_up(self, sequence: Sequence, why: str) -> None:
+        """Stop a transfer in any state, unless it is complete; its blocks are free once `may_free`."""
+        self._expected.pop(sequence, None)
+        self._notes.pop(sequence, None)
+        self._open.discard(sequence)
+        if self._outgoing.state(sequence.key) is not Departure.COMPLETED:
+            self._outgoing.abort(sequence.key, why)
+
+    def may_free(self, key: str) -> bool:
+        """Return whether nothing will read a sequence's blocks any more."""
+        return self._outgoing.may_free(key)
+
+    def forget(self, key: str) -> None:
+        """Drop what is known of a transfer whose blocks are free."""
+        self._outgoing.forget(key)
+
+    def _opened(self, sequence: Sequence) -> bool:
+        """Open a transfer if its offer is here and fits; return whether it is open."""
+        if self._outgoing.state(sequence.key) is not Departure.OFFERED:
+            return False
+        offer, blocks = self._outgoing.offer_for(sequence.key), self._blocks(sequence)
+        if offer is None or offer.tokens != sequence.prompt_tokens or len(offer.blocks) != blocks:
+            self._outgoing.abort(sequence.key, "the offer is not for this prompt")
+            return False
+        try:
+            self._outgoing.open(sequence.key, tuple(sequence.table[:blocks].tolist()))
+        except TransferError as error:
+            self._outgoing.abort(sequence.key, str(error))
+            return False
+        self._open.add(sequence)
+        return True
+
+    def _send_all(self, sequence: Sequence) -> None:
+        if self._opened(sequence):
+            self._outgoing.send_all(sequence.key)
+            self._note(sequence)
+
+    def _note(self, sequence: Sequence) -> None:
+        try:
+            self._outgoing.note(sequence.key, self._notes.pop(sequence))
+        except TransferError as error:
+            self._outgoing.abort(sequence.key, str(error))
+
+    def _blocks(self, sequence: Sequence) -> int:
+        return -(-sequence.prompt_tokens // self._block_tokens)
+
+
+def note_of(scored: Scored) -> bytes:
+    """Return a token as the text that travels with KV."""
+    return json.dumps(scored).encode()
+
+
+def read_note(text: bytes) -> Scored:
+    """Return the token that `note_of` wrote.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        token, logprob, top = json.loads(text)
+        likeliest = tuple((int(one), float(chance)) for one, chance in top)
+        return Scored(int(token), None if logprob is None else float(logprob), likeliest)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"not a first token: {error}") from None

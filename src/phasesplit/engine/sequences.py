@@ -1,0 +1,182 @@
+"""A request as the engine works on it: its tokens, its blocks, and when things happened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit.engine.events import Event, Finished
+from phasesplit.engine.history import History
+from phasesplit.engine.logprobs import Scored
+from phasesplit.engine.stop_strings import StopStrings
+from phasesplit.engine.wire import SendKv, TakeKv, WorkerRequest
+
+OnEvent = Callable[[Event], None]
+Numbers = NDArray[np.int32]
+
+_FIRST_ROOM = 64
+
+
+@dataclass(slots=True)
+class Stages:
+    """When a request reached each stage on this machine, in seconds of the engine's clock; None for not at all.
+
+    Attributes:
+        key: The request.
+        leg: `whole`, `prompt` or `token`.
+        prompt_tokens: Tokens of its prompt.
+        arrived_s: It was submitted.
+        started_s: Its prompt phase began.
+        first_token_s: Its first token was out, or had come with its KV.
+        kv_ready_s: Its KV was here, whole, from another machine.
+        last_s: Its last token was out, or its KV had left.
+        output_tokens: Tokens so far.
+        evictions: How often its KV was lost for want of memory and computed again.
+    """
+
+    key: str
+    leg: str
+    prompt_tokens: int
+    arrived_s: float
+    started_s: float | None = None
+    first_token_s: float | None = None
+    kv_ready_s: float | None = None
+    last_s: float | None = None
+    output_tokens: int = 0
+    evictions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request, from its arrival to its end.
+
+    Attributes:
+        request: What was asked for.
+        on_event: Who is told.
+        slot: Its place in the ledger.
+        limit: Most output tokens, >= 1.
+        ids: Its tokens, of which the first `length` count, int32.
+        length: Tokens of prompt and output.
+        table: Its blocks in order, of which the first `held` count, int32.
+        held: Blocks that it has.
+        lent: How many of these, from the first on, belong to the transfer that brought them.
+        sent: How many of these, from the first on, have been handed to the transfer that takes them away.
+        scores: What the model thinks of its prompt's tokens, as far as they are computed.
+        digests: Those of its full blocks, as far as anyone asked.
+        seen_version: State of the prefix cache in which it was last looked for there.
+    """
+
+    request: WorkerRequest
+    on_event: OnEvent
+    slot: int
+    limit: int
+    stages: Stages
+    ids: Numbers
+    length: int
+    history: History
+    stops: StopStrings | None
+    table: Numbers = field(default_factory=lambda: np.zeros(_FIRST_ROOM, np.int32))
+    held: int = 0
+    lent: int = 0
+    sent: int = 0
+    scores: list[Scored] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    seen_version: int = -1
+
+    @property
+    def key(self) -> str:
+        """Its name."""
+        return self.stages.key
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompt."""
+        return self.stages.prompt_tokens
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether prompt tokens are still to be scored."""
+        return self.request.wants_prompt_logprobs is not None and len(self.scores) < self.prompt_tokens
+
+    @property
+    def sends(self) -> SendKv | None:
+        """Where its KV goes, if it goes."""
+        return self.request.transfer if isinstance(self.request.transfer, SendKv) else None
+
+    @property
+    def takes(self) -> TakeKv | None:
+        """Where its KV comes from, if it comes."""
+        return self.request.transfer if isinstance(self.request.transfer, TakeKv) else None
+
+    def hold(self, blocks: tuple[int, ...]) -> None:
+        """Add blocks behind those it has."""
+        end = self.held + len(blocks)
+        if end > len(self.table):
+            self.table = _longer(self.table, end)
+        self.table[self.held : end] = blocks
+        self.held = end
+
+    def own_blocks(self) -> list[int]:
+        """Return its blocks but those lent by a transfer."""
+        own: list[int] = self.table[self.lent : self.held].tolist()
+        return own
+
+    def add(self, token: int, piece: bytes, end_ids: tuple[int, ...]) -> Finished | None:
+        """Add an output token; return how it ends the request, if it does.
+
+        Args:
+            token: The token.
+            piece: Its text, where there are stop strings.
+            end_ids: The model's own ends of a text.
+        """
+        if self.length == len(self.ids):
+            self.ids = _longer(self.ids, self.length + 1)
+        self.ids[self.length] = token
+        self.length += 1
+        self.stages.output_tokens += 1
+        self.history.add(token)
+        sampling = self.request.sampling
+        if sampling.is_end(token, end_ids):
+            is_own_end = not sampling.ignore_eos and token in end_ids
+            return Finished("stop", None if is_own_end else token)
+        if self.stops is not None:
+            found = self.stops.push(piece)
+            if found is not None:
+                return Finished("stop", found)
+        return Finished("length") if self.stages.output_tokens == self.limit else None
+
+
+def sequence_of(key: str, request: WorkerRequest, on_event: OnEvent, limit: int, now_s: float) -> Sequence:
+    """Return a request's sequence before it has a slot.
+
+    Args:
+        key: Its name on this machine.
+        request: What is asked for.
+        on_event: Who is told.
+        limit: Most output tokens, >= 1.
+        now_s: The instant.
+    """
+    tokens = len(request.prompt_ids)
+    leg = {SendKv: "prompt", TakeKv: "token"}.get(type(request.transfer), "whole")
+    ids = np.zeros(tokens + min(limit, _FIRST_ROOM), np.int32)
+    ids[:tokens] = request.prompt_ids
+    stops = StopStrings(request.stop, request.sampling.min_tokens) if request.stop else None
+    return Sequence(
+        request=request,
+        on_event=on_event,
+        slot=-1,
+        limit=limit,
+        stages=Stages(key, leg, tokens, now_s),
+        ids=ids,
+        length=tokens,
+        history=History(request.prompt_ids),
+        stops=stops,
+        scores=[Scored(request.prompt_ids[0])],
+    )
+
+
+def _longer(numbers: Numbers, least: int) -> Numbers:
+    longer = np.zeros(max(least, 2 * len(numbers)), np.int32)
+    longer[: len(numbers)] = numbers
+    return longer

@@ -1,0 +1,166 @@
+"""Pages for whoever runs the cluster: machines that join, pools, leases, requests, health."""
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phasesplit.errors import GatewayError, RequestError
+from phasesplit.gateway import metrics
+from phasesplit.gateway.body import ClientGoneError, read_body
+from phasesplit.gateway.gateway import Gateway
+from phasesplit.gateway.keys import bearer_key, key_accepted
+from phasesplit.gateway.openai.errors import error_answer, wrong_key
+
+Page = Callable[[Request], Awaitable[Response]]
+
+
+class AdminPages:
+    """The pages of one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        """Make them.
+
+        Args:
+            gateway: The gateway.
+        """
+        self._gateway = gateway
+
+    async def health(self, _: Request) -> Response:
+        """Say that the process lives."""
+        return shown({"status": "ok"})
+
+    async def ready(self, _: Request) -> Response:
+        """Say whether a request would find machines for both phases."""
+        lacks, degraded = self._gateway.lacks, list(self._gateway.dispatcher.degraded)
+        return shown({"ready": not lacks, "why": lacks or None, "degraded": degraded}, 503 if lacks else 200)
+
+    async def metrics(self, _: Request) -> Response:
+        """Show what Prometheus reads."""
+        return Response(metrics.exposition(self._gateway.desk), headers={"content-type": metrics.CONTENT_TYPE})
+
+    async def kv(self, request: Request) -> Response:
+        """List all KV leases."""
+        self._gateway.demand_client(request.headers.get("authorization"))
+        leases, now_s = self._gateway.dispatcher.leases, self._gateway.clock.now_s()
+        ended = {str(reason): count for reason, count in leases.ended.items()}
+        return shown({"leases": leases.listed(now_s), "blocks": leases.machines(), "ended": ended})
+
+    async def requests(self, request: Request) -> Response:
+        """List all choices that are served now."""
+        self._gateway.demand_client(request.headers.get("authorization"))
+        return shown({
+            "requests": [
+                {
+                    "request": choice.name,
+                    "state": choice.progress.state,
+                    "attempts": choice.progress.attempts,
+                    "has_content": choice.progress.sent,
+                    "age_s": round(choice.age_s, 3),
+                    "prompt_tokens": len(choice.order.prompt_ids),
+                    "output_tokens": len(choice.output.ids),
+                    "prompt_machine": choice.pair.prompt if choice.pair else None,
+                    "token_machine": choice.pair.token if choice.pair else None,
+                }
+                for choice in self._gateway.desk.live
+            ]
+        })  # fmt: skip
+
+    async def pools(self, request: Request) -> Response:
+        """Show all machines and the moves between pools."""
+        self._demand_admin(request)
+        dispatcher, now_s = self._gateway.dispatcher, self._gateway.clock.now_s()
+        machines = {machine.name: machine for machine in self._gateway.fleet.machines()}
+        return shown({
+            "machines": [
+                view._asdict()
+                | {
+                    "silent_s": round(now_s - view.heard_s, 3),
+                    "url": machines[view.name].url if view.name in machines else None,
+                    "facts": dict(machines[view.name].facts) if view.name in machines else None,
+                }
+                for view in dispatcher.pools(now_s)
+            ],
+            "moves": dispatcher.moves(),
+            "degraded": list(dispatcher.degraded),
+            "counts": dict(dispatcher.counts),
+        })  # fmt: skip
+
+    async def change_pool(self, request: Request) -> Response:
+        """Give a machine another home, or let it drain or serve again."""
+        self._demand_admin(request)
+        order = await self._object(request)
+        dispatcher, now_s = self._gateway.dispatcher, self._gateway.clock.now_s()
+        name = _field(order, "machine", str)
+        if "drain" in order:
+            (dispatcher.drain if _field(order, "drain", bool) else dispatcher.undrain)(name, now_s)
+        else:
+            dispatcher.set_home(name, _field(order, "home", str), _field(order, "epoch", int), now_s)
+        return await self.pools(request)
+
+    async def join(self, request: Request) -> Response:
+        """Let a machine join."""
+        join = self._gateway.keys.join
+        if join:
+            if not key_accepted(bearer_key(request.headers.get("authorization")), join):
+                raise wrong_key()
+        elif request.client is None or not _is_here(request.client.host):
+            raise RequestError("machines of other hosts need a join key, and this gateway has none", status=403)
+        announced = await self._object(request)
+        machine = await self._gateway.fleet.join(_field(announced, "url", str), announced.get("facts"))
+        return shown({"name": machine.name, "epoch": machine.facts["epoch"]})
+
+    def _demand_admin(self, request: Request) -> None:
+        admin = self._gateway.keys.admin
+        if not admin:
+            raise RequestError("this gateway has no admin key, so nobody may see or change pools", status=403)
+        if not key_accepted(bearer_key(request.headers.get("authorization")), admin):
+            raise wrong_key()
+
+    async def _object(self, request: Request) -> dict[str, Any]:
+        try:
+            found = orjson.loads(await read_body(request.scope, request.receive, self._gateway.limits))
+        except orjson.JSONDecodeError as error:
+            raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
+        if not isinstance(found, dict):
+            raise RequestError("the body is not a JSON object", code="invalid_json")
+        return found
+
+
+def guarded(page: Page) -> Page:
+    """Return a page whose errors are answered in OpenAI's shape."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await page(request)
+        except ClientGoneError:
+            return Response(status_code=499)
+        except GatewayError as error:
+            answer = error_answer(error)
+            return Response(orjson.dumps(answer.body), answer.status, answer.headers, "application/json")
+
+    return answered
+
+
+def shown(page: dict[str, Any], status: int = 200) -> Response:
+    """Return a page of JSON."""
+    return Response(orjson.dumps(page), status, media_type="application/json")
+
+
+def _field(found: dict[str, Any], name: str, kind: type[Any]) -> Any:
+    if type(found.get(name)) is not kind:
+        raise RequestError(
+            f"{name}: got {found.get(name)!r}, allowed is {kind.__name__}"[:200], param=name, code="invalid_type"
+        )
+    return found[name]
+
+
+def _is_here(host: str) -> bool:
+    """Return whether an address is one of this host's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

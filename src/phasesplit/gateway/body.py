@@ -1,0 +1,49 @@
+"""Request bodies, read under bounds on bytes and on time."""
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.types import Receive, Scope
+
+from phasesplit.errors import RequestError
+from phasesplit.gateway.limits import Limits
+
+
+class ClientGoneError(Exception):
+    """The client has left; there is nobody to answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        RequestError: 413 as soon as it is known to be too long, 408 if it does not arrive in time.
+        ClientGoneError: The client leaves.
+    """
+    told = dict(scope["headers"]).get(b"content-length", b"")
+    if told.isdigit() and len(told) < 20 and int(told) > limits.body_bytes:
+        raise _too_long(f"{int(told)}", limits)
+    parts: list[bytes] = []
+    length = 0
+    try:
+        async with asyncio.timeout(limits.header_s):
+            while True:
+                message: MutableMapping[str, Any] = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                part = message.get("body", b"")
+                length += len(part)
+                if length > limits.body_bytes:
+                    raise _too_long("more", limits)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise RequestError(
+            f"the body did not arrive within {limits.header_s:g} s", status=408, code="request_timeout"
+        ) from None
+
+
+def _too_long(told: str, limits: Limits) -> RequestError:
+    return RequestError(f"the body has {told} bytes, allowed are {limits.body_bytes}", status=413, code="body_too_long")

@@ -1,0 +1,329 @@
+"""The driver of one choice: what happens to it goes through the table of states, and what the table says is done.
+
+A choice works in *attempts*, each with a pair of machines and a key that both know it by. The legs of an attempt run as
+tasks that do nothing but tell the choice what the machines say; a report of an earlier attempt changes nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from phasesplit.errors import NoCapacityError, RequestError, WorkerError
+from phasesplit.gateway.clock import Timer
+from phasesplit.gateway.failures import ANSWERS, client_error
+from phasesplit.gateway.openai.responses import Piece
+from phasesplit.gateway.order import Order
+from phasesplit.gateway.output import Output
+from phasesplit.gateway.stages import Stages
+from phasesplit.gateway.states import Action, Event, Progress, State, release_reason, step
+from phasesplit.gateway.verdicts import Pair, TooLong
+from phasesplit.gateway.worker import LegError, Scored
+
+if TYPE_CHECKING:
+    from phasesplit.gateway.desk import Desk
+
+_LOG = logging.getLogger(__name__)
+
+_AGAIN_S = 0.25
+"""From the failure of a second or later attempt to the next one; the first is tried again at once."""
+
+Hear = Callable[["Choice", int, Piece | None], None]
+"""Told of each piece of a stream with its attempt, and of the end of a choice with None."""
+
+
+class Choice:
+    """One choice from the queue to its end.
+
+    Attributes:
+        order: What is asked for.
+        progress: Where it is.
+        output: What the present attempt has made.
+        error: What its client is told; None unless it failed with a client to tell.
+        stages: When it reached what.
+        pair: The machines of the present attempt, or of the last one.
+        ended_by: The event that ended it, None before.
+    """
+
+    def __init__(self, desk: "Desk", order: Order, hear: Hear, *, streams: bool) -> None:
+        """Make a choice that has not started.
+
+        Args:
+            desk: What all choices share.
+            order: What is asked for.
+            hear: Its owner.
+            streams: Whether the owner wants pieces.
+        """
+        self.order = order
+        self.progress = Progress()
+        self.output = Output(order, desk.codec)
+        self.error: Exception | None = None
+        self.stages = Stages(desk.clock.unix_s())
+        self.pair: Pair | None = None
+        self.ended_by: Event | None = None
+        self.name = f"{order.number}-{order.index}"
+        self._desk, self._hear, self._streams = desk, hear, streams
+        self._arrival_s = desk.clock.now_s()
+        self._avoid: set[str] = set()
+        self._legs: dict[str, asyncio.Task[None]] = {}
+        self._word: str | None = None
+        self._timer: Timer = desk.clock.call_at(self._arrival_s + desk.limits.first_token_s, self._look_at_the_clock)
+
+    @property
+    def key(self) -> str:
+        """The name by which machines know the present attempt."""
+        return f"{self.name}.{self.progress.attempts}"
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since its arrival."""
+        return self._desk.clock.now_s() - self._arrival_s
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in one word, "live" before."""
+        if self.progress.state is State.DONE:
+            return "completed"
+        return "live" if self.ended_by is None else str(self.ended_by)
+
+    def has_open_leg(self, machine: str) -> bool:
+        """Return whether a machine has yet to end its answer to the present attempt."""
+        pair = self.pair
+        return pair is not None and any(
+            not leg.done() and machine == (pair.prompt if side == "prompt" else pair.token)
+            for side, leg in self._legs.items()
+        )
+
+    def is_at(self, attempt: int) -> bool:
+        """Return whether an attempt is the present one, and not over."""
+        return attempt == self.progress.attempts and not self.progress.ended
+
+    def start(self) -> None:
+        """Ask for a pair of machines; does nothing unless the choice is in the queue."""
+        if self.progress.state is not State.QUEUED:
+            return
+        order = self.order
+        verdict = self._desk.dispatcher.open(
+            f"{self.name}.{self.progress.attempts + 1}",
+            len(order.prompt_ids),
+            max(1, order.most_tokens),
+            self._desk.clock.now_s(),
+            avoid=self._avoid,
+        )
+        if isinstance(verdict, Pair):
+            self.pair = verdict
+            self.tell(Event.ASSIGNED)
+        elif isinstance(verdict, TooLong):
+            param = "prompt" if hasattr(order.request, "prompt") else "messages"
+            too_long = RequestError(verdict.reason, param=param, code="context_length_exceeded")
+            self.tell(Event.INPUT_REFUSED, error=too_long)
+        # Once machines have failed it, it waits for others; new ones are told to come back.
+        elif not (self.progress.attempts and self._desk.enqueue(self)):
+            no_capacity = NoCapacityError(verdict.reason, retry_after_s=verdict.retry_after_s)
+            self.tell(Event.NO_CAPACITY, error=no_capacity)
+
+    def tell(self, event: Event, attempt: int | None = None, *, error: Exception | None = None) -> bool:
+        """Let something happen to the choice; return whether it changed anything.
+
+        Args:
+            event: What happens.
+            attempt: The attempt it belongs to, see `states.step`.
+            error: Why, where this ends the choice or the attempt badly.
+        """
+        before = self.progress
+        self.progress, actions = step(before, event, most_attempts=self._desk.limits.attempts, attempt=attempt)
+        if Action.ABSORB in actions:
+            self._desk.meters.absorbed(event)
+            return False
+        for action in actions:
+            self._carry_out(action, before, event, error)
+        if self.progress.ended:
+            self._end(event)
+        return True
+
+    def claim(self, attempt: int) -> bool:
+        """Return whether content of an attempt may go to the client, which counts as having content from now on."""
+        if attempt != self.progress.attempts or self.progress.state in (State.FAILED, State.REFUSED, State.QUEUED):
+            return self.progress.sent
+        if not self.progress.sent and not self.progress.ended:
+            self.tell(Event.CONTENT_SENT)
+        return True
+
+    def fault(self, error: LegError, attempt: int) -> None:
+        """Take note that a machine did not do its part."""
+        if not self.is_at(attempt) or self.pair is None:
+            self.tell(error.event, attempt)
+            return
+        if error.event is Event.PROMPT_LOST and self.progress.state in (State.WAITING, State.DECODING):
+            self.tell(error.event, attempt)  # the token machine has all it needs
+            return
+        pair, now_s = self.pair, self._desk.clock.now_s()
+        blamed = {Event.PROMPT_LOST: {pair.prompt}, Event.TOKEN_LOST: {pair.token}}.get(error.event, set())
+        for name in blamed:
+            self._desk.dispatcher.failed(name, now_s)
+        self._avoid |= blamed or {pair.prompt, pair.token}
+        self.tell(error.event, attempt, error=error)
+
+    def lost(self, side: str, attempt: int) -> None:
+        """Take note that a machine of an attempt is gone, or has let go of it."""
+        event = Event.PROMPT_LOST if side == "prompt" else Event.TOKEN_LOST
+        self.tell(event, attempt, error=WorkerError(f"the machine of the {side} phase was lost"))
+
+    def look_for_stall(self, idle_s: float) -> None:
+        """Give the attempt up if its last token is too long ago.
+
+        Args:
+            idle_s: Seconds between two tokens that are too many.
+        """
+        last_s = self.stages.last_token_s
+        is_alone = self.progress.state in (State.WAITING, State.DECODING)
+        if is_alone and last_s is not None and self.age_s - last_s > idle_s:
+            error = LegError(f"no token for {idle_s:g} s", Event.TOKEN_LOST)
+            self.fault(error, self.progress.attempts)
+
+    def let_go(self, machine: str, why: str, attempt: int) -> None:
+        """Take note that a machine has dropped what it had of an attempt."""
+        is_alone = self.progress.state in (State.WAITING, State.DECODING)
+        if self.is_at(attempt) and self.pair is not None and (machine == self.pair.token or not is_alone):
+            self.fault(LegError(why, Event.TRANSFER_FAILED), attempt)
+
+    def prompt_started(self, attempt: int) -> None:
+        """Take note that the prompt phase of an attempt has begun to run."""
+        if self.is_at(attempt) and self.progress.state is State.PREFILLING:
+            self._desk.dispatcher.prompt_started(self.key, self._desk.clock.now_s())
+            self.stages.prompt_started_s = self.stages.prompt_started_s or self.age_s
+        self.tell(Event.PROMPT_STARTED, attempt)
+
+    def kv_ready(self, attempt: int) -> None:
+        """Take note that all KV of an attempt is on its token machine."""
+        if self.is_at(attempt) and self.progress.state in (State.PREFILLING, State.TRANSFERRING):
+            self._desk.dispatcher.kv_ready(self.key, self._desk.clock.now_s())
+            self.stages.kv_ready_s = self.stages.kv_ready_s or self.age_s
+        self.tell(Event.KV_READY, attempt)
+
+    def token(self, token: int, scored: Scored | None, place: int, attempt: int, word: str | None) -> None:
+        """Take a token from a machine, unless the other one has told it already.
+
+        Args:
+            token: Its id.
+            scored: Its log-probabilities, where they are wanted.
+            place: Its place in the output, from 0.
+            attempt: The attempt it belongs to.
+            word: "stop" or "length" if it is the last by the machine's own word.
+        """
+        if not self.is_at(attempt):
+            return
+        if token >= self._desk.codec.vocabulary:
+            event = Event.TOKEN_LOST if place else Event.PROMPT_LOST
+            self.fault(LegError(f"a machine made token {token}, which the model does not have", event), attempt)
+            return
+        made = self.output.ids
+        if place < len(made):
+            if made[place] != token:
+                # What comes after it would continue another text than the client's.
+                self.fault(LegError(f"the machines disagree on token {place}", Event.TRANSFER_FAILED), attempt)
+            elif word is not None and place == len(made) - 1:
+                self.last_word(word, attempt)
+            return
+        self.output.push(token, scored)
+        self._desk.meters.token(self.stages.token(place, self.age_s))
+        if place == 0:
+            self._desk.dispatcher.first_token(self.key, self._desk.clock.now_s())
+        event = Event.TOKEN if place else Event.FIRST_TOKEN
+        if self.output.is_stopped:
+            event = Event.STOPPED
+        elif word is not None or self.output.is_last:
+            event, self._word = Event.LAST_TOKEN, word
+        self.tell(event, attempt)
+
+    def last_word(self, word: str, attempt: int) -> None:
+        """Take a machine's word that no further token comes."""
+        if self.is_at(attempt):
+            self._word = word
+            self.tell(Event.LAST_TOKEN, attempt)
+
+    def _carry_out(self, action: Action, before: Progress, event: Event, error: Exception | None) -> None:
+        key = f"{self.name}.{before.attempts}"
+        if action is Action.EMIT:
+            # The last token goes out with the end.
+            if self._streams and not self.progress.ended:
+                self._piece()
+        elif action is Action.SEND_LEGS:
+            self.stages.assigned_s = self.age_s
+            self._legs = self._desk.send_legs(self)
+        elif action is Action.CANCEL_PROMPT or action is Action.CANCEL_TOKEN:
+            self._call_off(action, key, event)
+        elif action is Action.RELEASE_PROMPT or action is Action.RELEASE_TOKEN:
+            self._release(key, before, event)
+        elif action is Action.FINISH:
+            self.output.finish(self._word)
+            if self._streams:
+                self._piece()
+        elif action is Action.REASSIGN:
+            self._again()
+        elif action in ANSWERS:
+            self.error = client_error(action, event, error, self._desk.limits)
+
+    def _piece(self) -> None:
+        piece = self.output.piece()
+        if piece is not None:
+            self._hear(self, self.progress.attempts, piece)
+
+    def _release(self, key: str, before: Progress, event: Event) -> None:
+        now_s = self._desk.clock.now_s()
+        if self.progress.state is State.QUEUED or self.progress.ended:
+            made = len(self.output.ids)
+            self._desk.dispatcher.ended(key, release_reason(before.state, event), now_s, made)
+        else:
+            self._desk.dispatcher.kv_ready(key, now_s)
+
+    def _call_off(self, action: Action, key: str, event: Event) -> None:
+        side = "prompt" if action is Action.CANCEL_PROMPT else "token"
+        leg = self._legs.pop(side, None)
+        if leg is None:
+            return
+        if not leg.done() and leg is not asyncio.current_task():
+            leg.cancel()
+        elif side == "prompt" and self.pair is not None and self.order.most_tokens > 1:
+            # Its answer is here, so there is no connection left to close; what it keeps would stay for the lease.
+            self._desk.abort(self.pair.prompt, key, str(event))
+
+    def _again(self) -> None:
+        self._desk.retried(self)
+        self.output = Output(self.order, self._desk.codec)
+        self.stages.forget_attempt()
+        self._word = None
+        if self.progress.attempts == 1:
+            asyncio.get_running_loop().call_soon(self.start)
+        else:
+            # Whatever failed twice in a row may need a moment: a machine's restart, or news of it.
+            self._desk.clock.call_at(self._desk.clock.now_s() + _AGAIN_S, self.start)
+
+    def _look_at_the_clock(self) -> None:
+        end_s = self._arrival_s + self._desk.limits.request_s
+        if self.output.ids and self._desk.clock.now_s() < end_s:
+            self._timer = self._desk.clock.call_at(end_s, self._look_at_the_clock)
+        else:
+            self.tell(Event.DEADLINE)
+
+    def _end(self, event: Event) -> None:
+        self.ended_by = event
+        self._timer.cancel()
+        late = self._legs.get("prompt")
+        if late is not None and not late.done() and late is not asyncio.current_task():
+            late.cancel()
+        self._desk.ended(self)
+        self._hear(self, self.progress.attempts, None)
+
+
+def run(leg: Coroutine[Any, Any, None], choice: Choice, attempt: int) -> asyncio.Task[None]:
+    """Return a leg as a task; a bug in it ends the choice."""
+
+    def look(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            _LOG.error("a bug ends request %s", choice.key, exc_info=bug)
+            choice.tell(Event.CANCELLED, attempt, error=bug if isinstance(bug, Exception) else None)
+
+    task = asyncio.get_running_loop().create_task(leg)
+    task.add_done_callback(look)
+    return task

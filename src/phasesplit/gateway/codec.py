@@ -1,0 +1,51 @@
+"""Text to token ids and back: what the gateway must know of a model, and who tells it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from phasesplit.gateway.openai.logprobs import TokenLogprob
+from phasesplit.gateway.worker import Scored
+
+
+class Codec(Protocol):
+    """One model's tokenizer and chat template.
+
+    Attributes:
+        context_tokens: The longest prompt and output together.
+        vocabulary: Ids are 0 to `vocabulary` - 1.
+        stop_token_ids: The ids that end a text by the model's own word.
+    """
+
+    context_tokens: int
+    vocabulary: int
+    stop_token_ids: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a prompt, the start of the text included where the model wants one."""
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> list[int]:
+        """Return the ids of a chat's prompt.
+
+        Args:
+            messages: As the client sent them; a content is text or None.
+            given: Further names for the template.
+
+        Raises:
+            SpecError: The template refuses the messages.
+        """
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token adds to a text; a special token adds none."""
+
+    def token_name(self, token: int) -> str:
+        """Return what log-probabilities call a token; a special token's name included."""
+
+
+def named(codec: Codec, scored: Scored) -> TokenLogprob:
+    """Return a token's log-probability as clients see it."""
+    return TokenLogprob(
+        codec.token_name(scored.token),
+        scored.logprob,
+        codec.token_bytes(scored.token),
+        tuple((codec.token_name(token), logprob, codec.token_bytes(token)) for token, logprob in scored.top),
+    )

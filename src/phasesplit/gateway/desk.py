@@ -1,0 +1,197 @@
+"""What the choices of one gateway share, and where reports of machines find the choice they are about."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from phasesplit.gateway.attempt import Attempt
+from phasesplit.gateway.choice import Choice, run
+from phasesplit.gateway.clock import Clock
+from phasesplit.gateway.codec import Codec
+from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.fleet import Fleet
+from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.meters import Meters
+from phasesplit.gateway.states import Event
+from phasesplit.gateway.verdicts import Lost
+
+_LOG = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+
+
+class Desk:
+    """The choices that are served now.
+
+    Attributes:
+        dispatcher: Chooses machines, and books what they hold.
+        fleet: The machines.
+        codec: The model's.
+        clock: The gateway's.
+        limits: The gateway's.
+        meters: What is counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        codec: Codec,
+        clock: Clock,
+        limits: Limits,
+        meters: Meters,
+        records: Callable[[Record], object] | None = None,
+    ) -> None:
+        """Make an empty desk, and let the fleet report to it.
+
+        Args:
+            dispatcher: See the attributes.
+            fleet: See the attributes.
+            codec: See the attributes.
+            clock: See the attributes.
+            limits: See the attributes.
+            meters: See the attributes.
+            records: Called with one JSON object for each choice that has ended.
+        """
+        self.dispatcher, self.fleet, self.codec = dispatcher, fleet, codec
+        self.clock, self.limits, self.meters = clock, limits, meters
+        self._records = records
+        self._live: dict[Choice, None] = {}
+        self._by_key: dict[str, tuple[Choice, int]] = {}
+        self._on_machine: dict[str, set[str]] = {}
+        self._queue: dict[Choice, None] = {}
+        self._orders: set[asyncio.Task[None]] = set()
+        fleet.report_to(self)
+
+    @property
+    def live(self) -> tuple[Choice, ...]:
+        """The choices that have not ended, oldest first."""
+        return tuple(self._live)
+
+    @property
+    def queued(self) -> int:
+        """Choices that wait for a pair of machines."""
+        return len(self._queue)
+
+    def begin(self, choice: Choice) -> None:
+        """Take a new choice in, and ask for its machines."""
+        self._live[choice] = None
+        choice.start()
+
+    def enqueue(self, choice: Choice) -> bool:
+        """Let a choice wait for machines; return whether there is a place in the queue."""
+        if len(self._queue) >= self.limits.queued_requests:
+            return False
+        self._queue[choice] = None
+        return True
+
+    def look_at_the_queue(self) -> None:
+        """Let those that wait for machines ask again, oldest first, until one finds none."""
+        for choice in tuple(self._queue):
+            del self._queue[choice]
+            choice.start()
+            if choice in self._queue:
+                return
+
+    def look_for_stalls(self) -> None:
+        """Give up the attempts whose token machine lives, but has told nothing for too long."""
+        for choice in self.live:
+            choice.look_for_stall(self.limits.idle_s)
+
+    def send_legs(self, choice: Choice) -> dict[str, asyncio.Task[None]]:
+        """Send the legs of a choice's new attempt to its pair; return the tasks by side."""
+        pair, number = choice.pair, choice.progress.attempts
+        if pair is None:
+            return {}
+        self._by_key[choice.key] = (choice, number)
+        for name in (pair.prompt, pair.token):
+            self._on_machine.setdefault(name, set()).add(choice.key)
+        attempt = Attempt(choice, pair)
+        prompt_worker, token_worker = self.fleet.worker(pair.prompt), self.fleet.worker(pair.token)
+        if prompt_worker is None or token_worker is None:
+            return {"token": run(attempt.gone(), choice, number)}
+        prompt, token = attempt.bodies(self.fleet.address(pair.token))
+        legs = {}
+        if prompt is not None:
+            legs["prompt"] = run(attempt.prompt_leg(prompt_worker, prompt), choice, number)
+        if token is not None:
+            legs["token"] = run(attempt.token_leg(token_worker, token), choice, number)
+        return legs
+
+    def abort(self, machine: str, key: str, why: str) -> None:
+        """Let a machine drop what it keeps for an attempt; nobody waits for its answer."""
+        task = asyncio.get_running_loop().create_task(self.fleet.abort(machine, key, why))
+        self._orders.add(task)
+        task.add_done_callback(self._orders.discard)
+
+    def retried(self, choice: Choice) -> None:
+        """Take note that a choice's attempt has been given up, and another will follow."""
+        self._forget(choice)
+        self.meters.retries += 1
+
+    def ended(self, choice: Choice) -> None:
+        """Take note that a choice has ended."""
+        self._live.pop(choice, None)
+        self._queue.pop(choice, None)
+        self._forget(choice)
+        self.meters.ended(choice)
+        if self._records is not None:
+            try:
+                self._records(record(choice))
+            except Exception:
+                # The client's answer does not hang on somebody's full disk.
+                _LOG.exception("the record of %s is lost", choice.name)
+
+    def _forget(self, choice: Choice) -> None:
+        """Forget the present attempt of a choice."""
+        if self._by_key.pop(choice.key, None) is not None and choice.pair is not None:
+            for name in (choice.pair.prompt, choice.pair.token):
+                self._on_machine[name].discard(choice.key)
+
+    # Reports of machines
+
+    def lost(self, lost: Iterable[Lost]) -> None:
+        """Tell the choices whose machines are gone."""
+        for key, side in lost:
+            choice, attempt = self._by_key.get(key, (None, 0))
+            if choice is not None:
+                choice.lost(side, attempt)
+
+    def keys_on(self, machine: str) -> set[str]:
+        """Return the attempts whose answer a machine has yet to end."""
+        keys = self._on_machine.get(machine, ())
+        return {key for key in keys if self._by_key[key][0].has_open_leg(machine)}
+
+    def hear(self, machine: str, report: Mapping[str, Any]) -> None:
+        """Take a machine's report about one attempt."""
+        for name, tell in (("prompt_started", Choice.prompt_started), ("kv_ready", Choice.kv_ready)):
+            if name in report:
+                choice, attempt = self._by_key.get(str(report[name]), (None, 0))
+                if choice is None:
+                    self.meters.absorbed(Event(name))
+                else:
+                    tell(choice, attempt)
+        if "gone" in report and report.get("why") not in ("completed", "aborted"):
+            choice, attempt = self._by_key.get(str(report["gone"]), (None, 0))
+            if choice is not None:
+                choice.let_go(machine, str(report.get("why")), attempt)
+
+
+def record(choice: Choice) -> Record:
+    """Return what a finished choice leaves for those who compare it with a prediction."""
+    order, pair = choice.order, choice.pair
+    return {
+        "request": order.number,
+        "choice": order.index,
+        "model": order.request.model,
+        "outcome": choice.outcome,
+        "finish_reason": choice.output.finish_reason,
+        "prompt_tokens": len(order.prompt_ids),
+        "output_tokens": len(choice.output.ids),
+        "attempts": choice.progress.attempts,
+        "prompt_machine": pair.prompt if pair else None,
+        "token_machine": pair.token if pair else None,
+        "ended_s": choice.age_s,
+    } | choice.stages.record()

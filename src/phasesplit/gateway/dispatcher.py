@@ -1,0 +1,398 @@
+"""The dispatcher: which pair of machines each request gets, and what is booked for it when.
+
+It keeps three books and changes them together: the scheduling ledger, through calls that are recorded (`decisions`);
+the leases of KV blocks (`leases`); and the machines (`roster`). It opens no sockets and reads no clock.
+
+A request is known by a *key*, which names the attempt too: a call about a key that has ended, or was given up, changes
+nothing. All instants are seconds on the gateway's clock.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from phasesplit.errors import GatewayError, RequestError
+from phasesplit.gateway.booking import Booking
+from phasesplit.gateway.breaker import BreakerRule
+from phasesplit.gateway.decisions import Decisions, Sink
+from phasesplit.gateway.estimates import SOON_S, Backlog, OutputLength
+from phasesplit.gateway.leases import Leases, Purpose, Reason
+from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.roster import Roster, check_home
+from phasesplit.gateway.verdicts import Lost, MachineView, Move, NoCapacity, Pair, TooLong
+from phasesplit.scheduling.rules import Rules
+
+_MOST_TOKENS = (1 << 30) - 1
+
+
+class Dispatcher:
+    """Machines, requests, and the pairs between them.
+
+    Attributes:
+        leases: Who holds KV blocks where.
+        counts: Requests `placed`, of them with `same_machine` for both phases, tried again (`retried`), and while the
+            cluster was `degraded`; those answered `too_long` and `no_capacity`.
+        pending_prompt_tokens: Tokens of prompts that wait or run.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        limits: Limits | None = None,
+        *,
+        backlog: Backlog | None = None,
+        breaker: BreakerRule | None = None,
+        on_move: Callable[[Move], None] | None = None,
+        sink: Sink | None = None,
+        most_machines: int = 64,
+    ) -> None:
+        """Make one without machines.
+
+        Args:
+            rules: The scheduler's settings.
+            limits: `lease_s` is how long a lease lives without a heartbeat.
+            backlog: How much prompt work may wait before requests are turned away.
+            breaker: When a failing machine is left alone.
+            on_move: Told of every change of a machine's pool, that of its joining included.
+            sink: Where the decision log goes, see `decisions`.
+            most_machines: Machines that may be there at once.
+
+        Raises:
+            SpecError: The rules are not for a live cluster.
+        """
+        self.leases = Leases()
+        self.counts: Counter[str] = Counter()
+        self.pending_prompt_tokens = 0
+        self._block_tokens = rules.block_tokens
+        self._lease_s = (limits or Limits()).lease_s
+        self._backlog = backlog or Backlog()
+        self._decisions = Decisions(rules, most_machines, sink=sink)
+        self._roster = Roster(self._decisions, most_machines, breaker or BreakerRule(), on_move)
+        self._lengths = OutputLength()
+        self._live: dict[str, Booking] = {}
+
+    def join(
+        self,
+        name: str,
+        epoch: int,
+        home: str,
+        capacity_blocks: int,
+        now_s: float,
+        facts: Mapping[str, Any] | None = None,
+    ) -> tuple[Lost, ...]:
+        """Let a machine join, and return the requests that an earlier life of it held.
+
+        Args:
+            name: Its name.
+            epoch: Which life of it; higher than that of every earlier life.
+            home: Name of its pool.
+            capacity_blocks: KV blocks it has, >= 1.
+            now_s: The instant.
+            facts: What it says of itself, kept for those who ask.
+
+        Raises:
+            RequestError: The epoch is out of date or there is no place left (409), or a value is wrong (400).
+        """
+        check_home(home)
+        if capacity_blocks < 1:
+            raise RequestError(f"machine {name}: {capacity_blocks} KV blocks hold nothing", param="capacity_blocks")
+        member = self._roster.members.admitted(name, epoch)
+        lost = self.lost(name, now_s)
+        self._roster.begin(member, epoch, home, capacity_blocks, facts or {}, now_s)
+        return lost
+
+    def lost(self, name: str, now_s: float) -> tuple[Lost, ...]:
+        """Take out a machine that is gone, and return the requests that it was still needed for."""
+        member = self._roster.members.get(name)
+        if member is None or member.off:
+            return ()
+        member.off = True
+        needed = [live for live in self._live.values() if live.needs(member)]
+        lost = tuple(Lost(live.key, "token" if live.token is member else "prompt") for live in needed)
+        for live in needed:
+            self._end(live, Reason.WORKER_LOST, now_s)
+        self._roster.switch_off(member)
+        return lost
+
+    def drain(self, name: str, now_s: float) -> None:
+        """Let a machine finish what it has and take nothing new; raises a RequestError where there is none (404)."""
+        self._roster.drain(name, now_s, drained=True)
+
+    def undrain(self, name: str, now_s: float) -> None:
+        """Let a machine serve again that was to drain; raises as `drain`."""
+        self._roster.drain(name, now_s, drained=False)
+
+    def is_drained(self, name: str) -> bool:
+        """Return whether nothing is left of what a machine had, or it is gone."""
+        member = self._roster.members.get(name)
+        return member is None or self._roster.is_drained(member)
+
+    def set_home(self, name: str, home: str, epoch: int, now_s: float) -> None:
+        """Give a machine another home, once it has finished what it has.
+
+        Args:
+            name: The machine.
+            home: Name of the pool.
+            epoch: The machine's epoch as whoever gives the order knows it.
+            now_s: The instant.
+
+        Raises:
+            RequestError: There is no such machine (404) or pool (400), or the epoch is out of date (409).
+        """
+        self._roster.set_home(name, home, epoch, now_s)
+
+    def heartbeat(self, name: str, epoch: int, keys: Iterable[str], now_s: float) -> frozenset[str]:
+        """Extend the leases on a machine.
+
+        Args:
+            name: The machine.
+            epoch: Its epoch; an old one changes nothing.
+            keys: All requests that it knows of, the waiting ones too.
+            now_s: The instant.
+
+        Returns:
+            Requests that it has named twice in a row and that nobody owns there: it is to drop them. Once may mean that
+            its word and the end of the request have crossed.
+        """
+        member = self._roster.members.get(name)
+        if member is None or member.off or epoch != member.epoch:
+            return frozenset()
+        member.heard_s = now_s
+        strangers = self.leases.extend(name, keys, deadline_s=now_s + self._lease_s)
+        again = strangers & member.strangers
+        member.strangers = strangers
+        return again
+
+    def failed(self, name: str, now_s: float) -> None:
+        """Count a failure that is a machine's fault. Its successes are first tokens and completed requests."""
+        member = self._roster.members.get(name)
+        if member is not None and not member.off:
+            self._roster.failed(member, now_s)
+
+    def open(
+        self,
+        key: str,
+        prompt_tokens: int,
+        most_output_tokens: int,
+        now_s: float,
+        *,
+        expected_tokens: int | None = None,
+        avoid: Collection[str] = (),
+    ) -> Pair | TooLong | NoCapacity:
+        """Choose the pair of a request, and reserve its blocks on both machines; or say why not.
+
+        Args:
+            key: Its name for this attempt, never used before.
+            prompt_tokens: Tokens of its prompt, >= 1.
+            most_output_tokens: Tokens at which its output ends at the latest, >= 1.
+            now_s: The instant.
+            expected_tokens: Output tokens that rules count on; None: by the outputs so far.
+            avoid: Machines that have failed it; they get it only where no others can serve.
+
+        Raises:
+            GatewayError: The key is in use, or there are no tokens.
+        """
+        if key in self._live or prompt_tokens < 1 or most_output_tokens < 1:
+            raise GatewayError(
+                f"request {key}: opened twice, or without tokens ({prompt_tokens}, {most_output_tokens})"
+            )
+        turned_away = self._turned_away(prompt_tokens, most_output_tokens, now_s)
+        if turned_away is not None:
+            self.counts["no_capacity"] += 1
+            return turned_away
+        expected = self._lengths.expected(most_output_tokens) if expected_tokens is None else expected_tokens
+        placed = self._decisions.place(
+            key,
+            now_s,
+            min(prompt_tokens, _MOST_TOKENS),
+            min(most_output_tokens, _MOST_TOKENS),
+            min(expected, _MOST_TOKENS),
+            self._roster.rows(avoid) if avoid else (),
+        )
+        if placed is None:
+            self.counts["too_long"] += 1
+            return TooLong(
+                f"{prompt_tokens} prompt tokens and up to {most_output_tokens} output tokens are more than the"
+                f" {self.most_tokens} tokens that the smallest machine holds"
+            )
+        self._roster.report_moves()
+        members = self._roster.members
+        live = Booking(
+            key, placed.slot, members.at(placed.prompt_machine), members.at(placed.token_machine), prompt_tokens
+        )
+        self._live[key] = live
+        self._reserve(live, prompt_tokens, expected, now_s)
+        self._count(live, retried=bool(avoid))
+        for member in {live.prompt, live.token}:
+            if member.tried:
+                self._roster.probe(member, key, now_s)
+        return Pair(key, live.prompt.name, live.prompt.epoch, live.token.name, live.token.epoch)
+
+    def prompt_started(self, key: str, now_s: float) -> bool:
+        """Book that a prompt phase has begun to run; return whether that was new."""
+        live = self._live.get(key)
+        if live is None or live.started:
+            return False
+        live.started = True
+        self._decisions.begin_prompt(live.slot, now_s)
+        return True
+
+    def first_token(self, key: str, now_s: float) -> bool:
+        """Book a first token; return whether that was new. Where all KV has arrived before, the prompt side is free."""
+        live = self._live.get(key)
+        if live is None or not live.computing:
+            return False
+        live.started = True
+        self._computed(live, live.computing, now_s)
+        self._decisions.end_prompt_phase(live.slot, now_s)
+        self._roster.report_moves()
+        self._roster.succeeded(live.prompt, now_s)
+        if live.landed:
+            self._leave_prompt_machine(live, now_s)
+        return True
+
+    def kv_ready(self, key: str, now_s: float) -> bool:
+        """Book that all KV is on the token machine; return whether that was new. The prompt side is free from now on.
+
+        Before the first token it is only noted.
+        """
+        live = self._live.get(key)
+        if live is None or live.landed:
+            return False
+        live.landed = True
+        if not live.computing:
+            self._leave_prompt_machine(live, now_s)
+        return True
+
+    def ended(self, key: str, reason: Reason, now_s: float, output_tokens: int = 0) -> bool:
+        """Book a request's end, or that of an attempt, in any state; return whether that was new.
+
+        Args:
+            key: The request.
+            reason: Why, see `states.release_reason`.
+            now_s: The instant.
+            output_tokens: Length of a completed output, where it is known.
+        """
+        live = self._live.get(key)
+        if live is None:
+            return False
+        if reason is Reason.COMPLETED:
+            # One token only: the prompt machine has done it all.
+            self._roster.succeeded(live.prompt if live.computing else live.token, now_s)
+            if output_tokens > 0:
+                self._lengths.add(output_tokens)
+        self._end(live, reason, now_s)
+        return True
+
+    def tick(self, now_s: float) -> tuple[Lost, ...]:
+        """Do what is due, and return the requests whose leases have expired.
+
+        Machines of the mixed pool may go home or change their home, drained ones get their next home, and broken ones
+        may be tried again.
+        """
+        expired: dict[str, Lost] = {}
+        for lease in self.leases.expire(now_s):
+            live = self._live[lease.request]
+            if lease.purpose is Purpose.PROMPT:
+                live.prompt_lease = 0
+            else:
+                live.token_lease = 0
+            expired.setdefault(live.key, Lost(live.key, str(lease.purpose)))
+        for key in expired:
+            self._end(self._live[key], Reason.EXPIRED, now_s)
+        self._roster.tick(now_s)
+        return tuple(expired.values())
+
+    @property
+    def live(self) -> int:
+        """Requests that have a pair."""
+        return len(self._live)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of prompt and output together that the smallest serving machine holds; 0 where none serves."""
+        if not self._decisions.serves():
+            return 0
+        return max(0, int(self._decisions.ledger.settings[0]["most_blocks"]) * self._block_tokens - 1)
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """Which phase has no machine of its own, in words; empty while both have."""
+        return self._roster.degraded
+
+    def wait_s(self) -> float | None:
+        """Return how long prompts wait by the measured rate, None where nothing has been measured."""
+        rate = self._roster.prompt_tokens_per_s
+        return None if rate is None else self.pending_prompt_tokens / rate
+
+    def pools(self, now_s: float) -> list[MachineView]:
+        """Return all machines as a person sees them, in the order in which they joined."""
+        return self._roster.view(self.leases, now_s)
+
+    def moves(self) -> dict[str, int]:
+        """Return how many moves between pools load has caused, by kind."""
+        return self._decisions.moves()
+
+    def facts(self, name: str) -> Mapping[str, Any]:
+        """Return what a machine said of itself when it joined; nothing where it never did."""
+        return {} if (member := self._roster.members.get(name)) is None else member.facts
+
+    def _turned_away(self, prompt_tokens: int, most_output_tokens: int, now_s: float) -> NoCapacity | None:
+        if not self._decisions.serves():
+            self._roster.tick(now_s)
+            if not self._decisions.serves():
+                return NoCapacity("; ".join(self.degraded), max(SOON_S, self._roster.next_try_s(now_s) or 0.0))
+        if prompt_tokens + most_output_tokens > self.most_tokens:
+            return None  # to come back later would not help: placing it says so
+        return self._backlog.turned_away(self.pending_prompt_tokens, prompt_tokens, self.wait_s())
+
+    def _reserve(self, live: Booking, prompt_tokens: int, expected_tokens: int, now_s: float) -> None:
+        """Lease what the ledger commits: the prompt and one token there, the prompt and the expected output here."""
+        deadline_s = now_s + self._lease_s
+        if live.prompt is not live.token:
+            blocks = self._blocks(prompt_tokens + 1)
+            live.prompt_lease = self.leases.reserve(
+                live.prompt.name, live.key, blocks, Purpose.PROMPT, now_s=now_s, deadline_s=deadline_s
+            ).number
+        blocks = self._blocks(prompt_tokens + expected_tokens)
+        live.token_lease = self.leases.reserve(
+            live.token.name, live.key, blocks, Purpose.TOKEN, now_s=now_s, deadline_s=deadline_s
+        ).number
+        self.pending_prompt_tokens += prompt_tokens
+        live.prompt.rate.begin(now_s)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block_tokens)
+
+    def _count(self, live: Booking, *, retried: bool) -> None:
+        self.counts["placed"] += 1
+        self.counts["same_machine"] += live.prompt is live.token
+        self.counts["retried"] += retried
+        self.counts["degraded"] += bool(self._roster.degraded)
+
+    def _computed(self, live: Booking, tokens: int, now_s: float) -> None:
+        """Take a prompt off the pending ones, of which so many tokens have been computed."""
+        self.pending_prompt_tokens -= live.computing
+        live.computing = 0
+        live.prompt.rate.end(tokens, now_s)
+
+    def _leave_prompt_machine(self, live: Booking, now_s: float) -> None:
+        """Book that a request's KV is off its prompt machine, if that is not its token machine too."""
+        if live.prompt_lease:
+            self._decisions.end_transfer(live.slot, now_s)
+            self.leases.release(live.prompt_lease, Reason.COMPLETED)
+            live.prompt_lease = 0
+
+    def _end(self, live: Booking, reason: Reason, now_s: float) -> None:
+        """Take a request out of all books."""
+        del self._live[live.key]
+        if live.computing:
+            self._computed(live, 0, now_s)
+        self._decisions.end_request(live.slot, now_s)
+        self._roster.report_moves()
+        for number in (live.prompt_lease, live.token_lease):
+            if number:
+                self.leases.release(number, reason)
+        for member in (live.prompt, live.token):
+            if member.probe == live.key:
+                self._roster.probe_ended(member, now_s)

@@ -1,0 +1,172 @@
+"""One client's request, from its choices to the bytes of its answer.
+
+Nothing is sent before the first content is there, headers neither: until then a failure can still be tried again, or be
+answered with its own status.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.types import Message, Receive, Send
+
+from phasesplit.errors import GatewayError
+from phasesplit.gateway.body import ClientGoneError
+from phasesplit.gateway.choice import Choice
+from phasesplit.gateway.desk import Desk
+from phasesplit.gateway.openai import sse
+from phasesplit.gateway.openai.errors import error_answer
+from phasesplit.gateway.openai.requests import ChatRequest, Sampled
+from phasesplit.gateway.openai.responses import Answer, Piece, usage
+from phasesplit.gateway.order import Order
+from phasesplit.gateway.states import Event
+
+_SLOW_READER_S = 30.0
+"""How much longer than its request a client may take to read the answer."""
+
+
+class Exchange:
+    """What one request and its client have to do with one another."""
+
+    def __init__(self, desk: Desk, request: Sampled, orders: Sequence[Order], answer: Answer) -> None:
+        """Make an exchange whose choices have not begun.
+
+        Args:
+            desk: Where choices are served.
+            request: The client's request.
+            orders: Its choices.
+            answer: What all parts of the answer share.
+        """
+        self._desk, self._request, self._answer = desk, request, answer
+        self._is_chat = isinstance(request, ChatRequest)
+        streams = bool(request.stream)
+        self._choices = [Choice(desk, order, self._hear, streams=streams) for order in orders]
+        self._open = len(self._choices)
+        self._failure: Exception | None = None
+        self._client_gone = False
+        self._pieces: deque[tuple[Choice, int, Piece]] = deque()
+        self._news = asyncio.Event()
+        self._introduced: set[int] = set()
+
+    async def serve(self, receive: Receive, send: Send) -> None:
+        """Serve the request, to its end or to that of its client.
+
+        Raises:
+            GatewayError: It cannot be answered, and nothing has been sent.
+            ClientGoneError: The client has left.
+        """
+        watch = asyncio.get_running_loop().create_task(self._watch(receive))
+        try:
+            for choice in self._choices:
+                self._desk.begin(choice)
+            async with asyncio.timeout(self._desk.limits.request_s + _SLOW_READER_S):
+                await (self._stream(send) if self._request.stream else self._whole(send))
+        except TimeoutError:
+            raise ClientGoneError from None
+        finally:
+            watch.cancel()
+            for choice in self._choices:
+                if not choice.progress.ended:
+                    choice.tell(Event.CLIENT_GONE if self._client_gone else Event.CANCELLED)
+
+    def _hear(self, choice: Choice, attempt: int, piece: Piece | None) -> None:
+        if piece is not None:
+            self._pieces.append((choice, attempt, piece))
+        else:
+            self._open -= 1
+            if choice.output.finish_reason is None and self._failure is None:
+                self._failure = choice.error or GatewayError("the request was given up")
+            if not self._request.stream and self._open and self._failure is None:
+                return
+        self._news.set()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._client_gone = True
+        self._news.set()
+
+    async def _whole(self, send: Send) -> None:
+        await self._news.wait()
+        self._give_up_if_gone()
+        if self._failure is not None:
+            raise self._failure
+        finished = [choice.output.finished() for choice in self._choices]
+        shape = self._answer.chat if self._is_chat else self._answer.completion
+        await send_whole(
+            send, 200, {"x-request-id": self._answer.request}, orjson.dumps(shape(finished, self._usage()))
+        )
+
+    async def _stream(self, send: Send) -> None:
+        begun = False
+        events: list[bytes] = []
+        if self._failure is not None:  # refused before anything could be waited for
+            raise self._failure
+        while self._open or self._pieces:
+            await self._news.wait()
+            self._news.clear()
+            self._give_up_if_gone()
+            events = self._events()
+            if self._failure is not None:
+                if not begun:
+                    raise self._failure
+                events.append(sse.event(error_answer(self._failure).body))
+                await send(_part(events, has_more=False))
+                return
+            if events and not begun:
+                begun = True
+                await send(_start(200, {"content-type": sse.CONTENT_TYPE, **self._stream_headers()}))
+            if events and (self._open or self._pieces):
+                await send(_part(events, has_more=True))
+                events = []
+        if self._request.wants_usage:
+            shape = self._answer.chat_usage_chunk if self._is_chat else self._answer.completion_usage_chunk
+            events.append(sse.event(shape(self._usage())))
+        events.append(sse.DONE)
+        await send(_part(events, has_more=False))
+
+    def _events(self) -> list[bytes]:
+        """Return the events of all pieces that have come, unless their attempt has been given up since."""
+        has_usage = self._request.wants_usage
+        events = []
+        while self._pieces:
+            choice, attempt, piece = self._pieces.popleft()
+            if not choice.claim(attempt):
+                continue
+            if not self._is_chat:
+                events.append(sse.event(self._answer.completion_chunk(piece, with_usage=has_usage)))
+                continue
+            if piece.index not in self._introduced:
+                self._introduced.add(piece.index)
+                events.append(sse.event(self._answer.role_chunk(piece.index, with_usage=has_usage)))
+            events.append(sse.event(self._answer.chat_chunk(piece, with_usage=has_usage)))
+        return events
+
+    def _give_up_if_gone(self) -> None:
+        if self._client_gone:
+            raise ClientGoneError
+
+    def _stream_headers(self) -> dict[str, str]:
+        return {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": self._answer.request}
+
+    def _usage(self) -> dict[str, int]:
+        each = self._request.n or 1
+        prompts = [len(choice.order.prompt_ids) for choice in self._choices[::each]]
+        return usage(prompts, [choice.output.ids for choice in self._choices])
+
+
+async def send_whole(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:
+    """Send a whole answer of JSON."""
+    await send(_start(status, {"content-type": "application/json", "content-length": str(len(body)), **headers}))
+    await send({"type": "http.response.body", "body": body})
+
+
+def _start(status: int, headers: dict[str, str]) -> Message:
+    told = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": told}
+
+
+def _part(events: Sequence[bytes], *, has_more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": b"".join(events), "more_body": has_more}

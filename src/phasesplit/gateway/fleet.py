@@ -1,0 +1,317 @@
+"""The machines of a gateway: who has announced itself, whether it still speaks, and what it is told.
+
+A machine announces itself; from then on the gateway listens to its reports. One whose reports end, or that says nothing
+for a few heartbeats, counts as lost until it speaks again: the gateway keeps calling it, and lets it join anew.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from phasesplit.errors import RequestError, WorkerError
+from phasesplit.gateway.clock import Clock, Timer
+from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.verdicts import Lost
+from phasesplit.gateway.worker import LegError, WorkerClient
+
+Facts = Mapping[str, Any]
+
+
+class Listener(Protocol):
+    """Whoever serves requests on the machines."""
+
+    def lost(self, lost: Iterable[Lost]) -> None:
+        """Take note of requests that machines will not go on with."""
+
+    def hear(self, machine: str, report: Mapping[str, Any]) -> None:
+        """Take a machine's report about a request."""
+
+    def keys_on(self, machine: str) -> set[str]:
+        """Return the requests whose answer a machine has yet to end."""
+
+    def look_at_the_queue(self) -> None:
+        """Try again what waits for machines."""
+
+    def look_for_stalls(self) -> None:
+        """Give up what no token has come for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeats:
+    """How often things are looked at.
+
+    Attributes:
+        tick_s: Between two looks at leases, queues and machines.
+        silence_s: A machine that has said nothing for so long is lost.
+        again_s: Between two tries to reach a lost machine.
+        forget_s: A lost machine that has not come back for so long is called no more.
+    """
+
+    tick_s: float = 0.25
+    silence_s: float = 5.0
+    again_s: float = 1.0
+    forget_s: float = 600.0
+
+
+@dataclass(slots=True, eq=False)
+class Machine:
+    """A machine that has announced itself.
+
+    Attributes:
+        name: Its name.
+        url: Where it listens.
+        client: Who speaks to it.
+        facts: What it said of itself last.
+        heard_s: When it last said anything, on the gateway's clock.
+        is_lost: It has fallen silent.
+        told: The epoch and pool that it was told last.
+    """
+
+    name: str
+    url: str
+    client: WorkerClient
+    facts: Facts
+    heard_s: float
+    is_lost: bool = False
+    told: tuple[int, str] | None = None
+    listening: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Fleet:
+    """All machines."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        connect: Callable[[str], WorkerClient],
+        heartbeats: Heartbeats | None = None,
+    ) -> None:
+        """Make an empty fleet.
+
+        Args:
+            dispatcher: Whom it tells of machines, and who says in which pool they are.
+            clock: The gateway's.
+            connect: Makes the client of a URL.
+            heartbeats: How often things are looked at.
+        """
+        self._dispatcher, self._clock, self._connect = dispatcher, clock, connect
+        self._beats = heartbeats or Heartbeats()
+        self._machines: dict[str, Machine] = {}
+        self._listener: Listener | None = None
+        self._orders: set[asyncio.Task[None]] = set()
+        self._timer: Timer | None = None
+
+    def report_to(self, listener: Listener) -> None:
+        """Say who serves requests on the machines."""
+        self._listener = listener
+
+    def start(self) -> None:
+        """Begin to look after the machines."""
+        self._tick()
+
+    async def close(self) -> None:
+        """Let go of all machines."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [machine.listening for machine in self._machines.values() if machine.listening is not None]
+        for task in (*tasks, *self._orders):
+            task.cancel()
+        await asyncio.gather(*tasks, *self._orders, return_exceptions=True)
+        for machine in self._machines.values():
+            await machine.client.close()
+
+    def machines(self) -> tuple[Machine, ...]:
+        """Return all machines that are still called, by name."""
+        return tuple(self._machines[name] for name in sorted(self._machines))
+
+    def worker(self, name: str) -> WorkerClient | None:
+        """Return who speaks to a machine, None where it is gone."""
+        machine = self._machines.get(name)
+        return None if machine is None or machine.is_lost else machine.client
+
+    def address(self, name: str) -> Mapping[str, Any]:
+        """Return where a machine takes KV."""
+        machine = self._machines.get(name)
+        return machine.facts.get("address") or {} if machine is not None else {}
+
+    async def abort(self, name: str, key: str, why: str) -> None:
+        """Let a machine drop what it keeps for an attempt."""
+        worker = self.worker(name)
+        if worker is not None:
+            try:
+                await worker.abort(key, why)
+            except LegError:
+                return  # its lease ends it
+
+    async def join(self, url: str, facts: Facts | None = None) -> Machine:
+        """Let a machine join, or join anew.
+
+        Args:
+            url: Where it listens.
+            facts: What it says of itself; None: it is asked.
+
+        Raises:
+            RequestError: What it says is wrong, its epoch is out of date, or its KV differs from the others'.
+            LegError: It does not answer.
+        """
+        client = self._connect(url)
+        try:
+            if facts is None:
+                facts = await client.facts()
+            name = _checked(facts)
+            self._demand_equal_layouts(name, facts)
+            before = self._machines.get(name)
+            if (
+                before is not None
+                and not before.is_lost
+                and (before.url, before.facts["epoch"]) == (url, facts["epoch"])
+            ):
+                await client.close()
+                return before  # it has announced itself twice
+            machine = Machine(name, url, client, facts, self._clock.now_s())
+            self._enlist(machine, facts)
+        except (RequestError, WorkerError):
+            await client.close()
+            raise
+        if before is not None and before.listening is not None:
+            before.listening.cancel()
+            await before.client.close()
+        machine.listening = asyncio.get_running_loop().create_task(self._listen(machine))
+        return machine
+
+    def _enlist(self, machine: Machine, facts: Facts) -> None:
+        known = self._machines.get(machine.name)
+        self._machines[machine.name] = machine
+        try:
+            lost = self._dispatcher.join(
+                machine.name,
+                facts["epoch"],
+                facts["home"],
+                facts["capacity_blocks"],
+                self._clock.now_s(),
+                dict(facts),
+            )
+        except RequestError:
+            if known is None:
+                del self._machines[machine.name]
+            else:
+                self._machines[machine.name] = known
+            raise
+        machine.facts, machine.heard_s, machine.is_lost = facts, self._clock.now_s(), False
+        self._tell_lost(lost)
+        if self._listener is not None:
+            self._listener.look_at_the_queue()
+
+    def _demand_equal_layouts(self, name: str, facts: Facts) -> None:
+        for other in self._machines.values():
+            theirs, its = other.facts.get("layout") or {}, facts.get("layout") or {}
+            if other.name == name or other.is_lost or theirs == its:
+                continue
+            field_ = next(key for key in (*theirs, *its) if theirs.get(key) != its.get(key))
+            raise RequestError(
+                f"machine {name}: its KV differs from that of {other.name} in {field_}:"
+                f" {its.get(field_)!r} against {theirs.get(field_)!r}",
+                status=409,
+                param="facts.layout",
+                code="layout_mismatch",
+            )
+
+    async def _listen(self, machine: Machine) -> None:
+        """Follow a machine's reports for as long as it is worth it."""
+        while True:
+            try:
+                async with aclosing(cast(Any, machine.client.events())) as reports:
+                    async for report in reports:
+                        self._hear(machine, report)
+            except (LegError, RequestError):
+                pass
+            self._lose(machine)
+            if self._clock.now_s() - machine.heard_s > self._beats.forget_s:
+                del self._machines[machine.name]
+                return
+            await self._pause(self._beats.again_s)
+
+    def _hear(self, machine: Machine, report: Mapping[str, Any]) -> None:
+        facts = report.get("facts")
+        if facts is None:
+            if not machine.is_lost and self._listener is not None:
+                machine.heard_s = self._clock.now_s()
+                self._listener.hear(machine.name, report)
+            return
+        if _checked(facts) != machine.name:
+            raise RequestError(f"machine {machine.name} answers as {facts['name']}", status=409)
+        if machine.is_lost or facts["epoch"] != machine.facts["epoch"]:
+            self._demand_equal_layouts(machine.name, facts)
+            self._enlist(machine, facts)
+        machine.facts, machine.heard_s = facts, self._clock.now_s()
+        keys = set(facts.get("keys") or facts.get("held") or ()) | (
+            self._listener.keys_on(machine.name) if self._listener else set()
+        )
+        for key in self._dispatcher.heartbeat(machine.name, facts["epoch"], keys, machine.heard_s):
+            self._spawn(self.abort(machine.name, key, "nobody owns it"))
+
+    def _lose(self, machine: Machine) -> None:
+        if machine.is_lost or self._machines.get(machine.name) is not machine:
+            return
+        machine.is_lost, machine.told = True, None
+        self._tell_lost(self._dispatcher.lost(machine.name, self._clock.now_s()))
+
+    def _tell_lost(self, lost: tuple[Lost, ...]) -> None:
+        if self._listener is not None:
+            self._listener.lost(lost)
+
+    def _tick(self) -> None:
+        now_s = self._clock.now_s()
+        self._timer = self._clock.call_at(now_s + self._beats.tick_s, self._tick)
+        for machine in tuple(self._machines.values()):
+            if not machine.is_lost and now_s - machine.heard_s > self._beats.silence_s:
+                self._lose(machine)
+                if machine.listening is not None:
+                    machine.listening.cancel()
+                machine.listening = asyncio.get_running_loop().create_task(self._listen(machine))
+        self._tell_lost(self._dispatcher.tick(now_s))
+        for view in self._dispatcher.pools(now_s):
+            known = self._machines.get(view.name)
+            if known is not None and not known.is_lost and known.told != (view.epoch, view.pool):
+                self._spawn(self._tell_pool(known, (view.epoch, view.pool)))
+        if self._listener is not None:
+            self._listener.look_for_stalls()
+            self._listener.look_at_the_queue()
+
+    async def _tell_pool(self, machine: Machine, pool: tuple[int, str]) -> None:
+        machine.told = pool
+        try:
+            await machine.client.role(*pool)
+        except LegError:
+            machine.told = None  # told again at the next tick
+
+    async def _pause(self, seconds: float) -> None:
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self._clock.call_at(self._clock.now_s() + seconds, lambda: over.set_result(None))
+        try:
+            await over
+        finally:
+            timer.cancel()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._orders.add(task)
+        task.add_done_callback(self._orders.discard)
+
+
+def _checked(facts: Any) -> str:
+    """Return the name in a machine's facts, once all that the gateway counts on is there."""
+    if not isinstance(facts, Mapping):
+        raise RequestError("facts: not an object", param="facts", code="invalid_type")
+    kinds = {"name": str, "epoch": int, "home": str, "capacity_blocks": int}
+    for name, kind in kinds.items():
+        if type(facts.get(name)) is not kind:
+            raise RequestError(
+                f"facts.{name}: got {facts.get(name)!r}, allowed is {kind.__name__}",
+                param=f"facts.{name}",
+                code="invalid_type",
+            )
+    return str(facts["name"])

@@ -1,0 +1,160 @@
+"""A machine reached over HTTP.
+
+Each machine has connections of its own, as many as it needs: one that answers nothing holds up nobody else's requests.
+How long its answers may take is not decided here: a request's deadlines, the longest pause between tokens and the
+machine's heartbeats end what takes too long, whichever comes first. A timer per read would cost as much as the read.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from phasesplit.gateway.states import Event
+from phasesplit.gateway.wire import read_chunk, read_error
+from phasesplit.gateway.worker import Chunk, LegError
+
+_LINE_BYTES = 1 << 24
+"""Longest line of a machine's answer: log-probabilities of a whole prompt are one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for what a machine answers at once.
+
+    Attributes:
+        connect_s: For a connection.
+        order_s: For the answer to an order (role, drain, abort, facts).
+    """
+
+    connect_s: float = 2.0
+    order_s: float = 5.0
+
+
+class HttpWorker:
+    """One machine behind a URL; satisfies `worker.WorkerClient`.
+
+    Attributes:
+        url: Where it listens, without a slash at the end.
+    """
+
+    def __init__(self, url: str, *, key: str | None = None, patience: Patience | None = None) -> None:
+        """Make a client; nothing is connected before the first call, which needs a running event loop.
+
+        Args:
+            url: Where the machine listens, such as "http://127.0.0.1:8101".
+            key: Its key, None where it wants none.
+            patience: Time-outs.
+        """
+        self.url = url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        patience = patience or Patience()
+        self._answer = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect_s)
+        self._order = aiohttp.ClientTimeout(total=patience.order_s, sock_connect=patience.connect_s)
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def prompt_leg(self, body: Mapping[str, Any]) -> Chunk:
+        """See `WorkerClient`."""
+        lost = Event.PROMPT_LOST
+        return read_chunk(await self._call("POST", "/v1/completions", body, self._answer, lost), lost)
+
+    async def token_leg(self, body: Mapping[str, Any]) -> AsyncIterator[Chunk]:
+        """See `WorkerClient`."""
+        lost = Event.TOKEN_LOST
+        with _losses(lost):
+            async with self._session.post(
+                f"{self.url}/v1/completions", data=orjson.dumps(body), timeout=self._answer
+            ) as response:
+                if response.status != 200:
+                    raise read_error(_json(await response.read()), response.status, lost)
+                async for line in _lines(response.content):
+                    if line.startswith(b"data: {"):
+                        yield read_chunk(orjson.loads(line[6:]), lost)
+
+    async def facts(self) -> dict[str, Any]:
+        """See `WorkerClient`."""
+        return dict(await self._call("GET", "/facts", None, self._order, Event.WORKER_REFUSED))
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """See `WorkerClient`."""
+        with _losses(Event.TOKEN_LOST):
+            async with self._session.get(f"{self.url}/events", timeout=self._answer) as response:
+                if response.status != 200:
+                    raise read_error(_json(await response.read()), response.status, Event.TOKEN_LOST)
+                async for line in _lines(response.content):
+                    if line:
+                        yield orjson.loads(line)
+
+    async def abort(self, key: str, why: str) -> None:
+        """See `WorkerClient`."""
+        await self._tell("/abort", {"key": key, "why": why})
+
+    async def role(self, epoch: int, role: str) -> None:
+        """See `WorkerClient`."""
+        await self._tell("/role", {"epoch": epoch, "role": role})
+
+    async def drain(self) -> None:
+        """See `WorkerClient`."""
+        await self._tell("/drain", {})
+
+    async def close(self) -> None:
+        """See `WorkerClient`."""
+        if self._opened is not None:
+            await self._opened.close()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+                headers=self._headers,
+                read_bufsize=1 << 16,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._opened
+
+    async def _tell(self, path: str, body: Mapping[str, Any]) -> None:
+        await self._call("POST", path, body, self._order, Event.WORKER_REFUSED)
+
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, times: aiohttp.ClientTimeout, lost: Event
+    ) -> Any:
+        with _losses(lost):
+            sent = None if body is None else orjson.dumps(body)
+            async with self._session.request(method, f"{self.url}{path}", data=sent, timeout=times) as response:
+                answer = _json(await response.read())
+                if response.status >= 400:
+                    raise read_error(answer, response.status, lost)
+                return answer
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Iterate over the whole lines of an answer as they come; many may come at once."""
+    rest = b""
+    while part := await content.readany():
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > _LINE_BYTES:
+            raise ValueError("a line is too long")
+        for line in lines:
+            yield line.rstrip(b"\r")
+
+
+def _json(body: bytes) -> Any:
+    """Return what a body holds, None where that is no JSON."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+
+
+@contextmanager
+def _losses(lost: Event) -> Iterator[None]:
+    """Tell every way in which a connection can fail as the loss of the machine."""
+    try:
+        yield
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise LegError(f"the connection to a machine failed ({type(error).__name__})", lost) from error

@@ -1,0 +1,136 @@
+"""What a client asks for, choice by choice, with its prompts as token ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phasesplit.errors import RequestError, SpecError
+from phasesplit.gateway.codec import Codec
+from phasesplit.gateway.openai.parsing import output_bound
+from phasesplit.gateway.openai.requests import FOR_TEMPLATES, ChatRequest, CompletionRequest, Message, Sampled, extras
+from phasesplit.gateway.stop import StopScanner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One choice to be made.
+
+    Attributes:
+        request: The client's request.
+        number: The request's number, without prefix.
+        index: The choice.
+        prompt_ids: Its prompt, at least one id.
+        prompt_text: Its prompt as the echo shows it; empty where there is none.
+        most_tokens: Most output tokens, >= 0.
+        seed: The gateway's seed for the request, the same for every choice.
+        stop_token_ids: What ends the text by the model's own word; empty where the client wants to go on.
+    """
+
+    request: Sampled
+    number: str
+    index: int
+    prompt_ids: Sequence[int]
+    prompt_text: str
+    most_tokens: int
+    seed: int
+    stop_token_ids: frozenset[int]
+
+    def scanner(self) -> StopScanner:
+        """Return what finds the choice's stops."""
+        return StopScanner(
+            self.request.stop_strings,
+            self.request.stop_tokens,
+            min_tokens=self.request.min_tokens or 0,
+            include=bool(self.request.include_stop_str_in_output),
+        )
+
+
+def ordered(request: Sampled, codec: Codec, *, number: str, seed: int, most_held_tokens: int) -> list[Order]:
+    """Return the choices of a request, n of the first prompt first.
+
+    Args:
+        request: The client's request.
+        codec: The model's.
+        number: The request's number.
+        seed: The gateway's seed for it.
+        most_held_tokens: Prompt and output tokens that a machine can hold; 0 where that is not known now.
+
+    Raises:
+        RequestError: A prompt is empty, or too long with its output; an id is not one of the model's.
+    """
+    _check_ids(request, codec)
+    chat = isinstance(request, ChatRequest)
+    prompts = [_chat(request, codec)] if isinstance(request, ChatRequest) else _prompts(request, codec)
+    orders: list[Order] = []
+    for ids, text in prompts:
+        if not ids:
+            raise RequestError("the prompt has no tokens", param="messages" if chat else "prompt", code="invalid_value")
+        context = min(codec.context_tokens, most_held_tokens or codec.context_tokens)
+        # A prompt that no machine can hold is told by the dispatcher, with the machines' figures.
+        bound = output_bound(request, len(ids), codec.context_tokens)
+        if request.most_tokens is None and len(ids) < context:
+            bound = context - len(ids)
+        stops = frozenset() if request.ignore_eos else codec.stop_token_ids
+        for _ in range(request.n or 1):
+            orders.append(
+                Order(
+                    request=request, number=number, index=len(orders), prompt_ids=ids, prompt_text=text,
+                    most_tokens=bound, seed=seed, stop_token_ids=stops,
+                )
+            )  # fmt: skip
+    return orders
+
+
+def _prompts(request: Sampled, codec: Codec) -> list[tuple[Sequence[int], str]]:
+    found: list[tuple[Sequence[int], str]] = []
+    for prompt in request.prompt if isinstance(request, CompletionRequest) else ():
+        if isinstance(prompt, str):
+            found.append((_encoded(prompt, codec), prompt if request.has_echo else ""))
+            continue
+        if max(prompt) >= codec.vocabulary:
+            raise _not_an_id("prompt", max(prompt), codec)
+        text = b"".join(map(codec.token_bytes, prompt)).decode("utf-8", "replace") if request.has_echo else ""
+        found.append((prompt, text))
+    return found
+
+
+def _encoded(prompt: str, codec: Codec) -> Sequence[int]:
+    try:
+        return codec.encode(prompt)
+    except SpecError as error:
+        raise RequestError(f"prompt: {error}", param="prompt", code="invalid_value") from None
+
+
+def _chat(request: ChatRequest, codec: Codec) -> tuple[Sequence[int], str]:
+    given = {name: value for name, value in extras(request).items() if name in FOR_TEMPLATES and value is not None}
+    try:
+        return codec.chat([_told(place, message) for place, message in enumerate(request.messages)], given), ""
+    except SpecError as error:
+        raise RequestError(f"messages: {error}", param="messages", code="invalid_value") from None
+
+
+def _told(place: int, message: Message) -> Mapping[str, Any]:
+    """Return a message as templates read it: parts of text are joined."""
+    told: dict[str, Any] = {**extras(message), "role": message.role, "content": message.content}
+    if isinstance(message.content, list):
+        for part in message.content:
+            if part["type"] not in ("text", "input_text") or not isinstance(part.get("text"), str):
+                param = f"messages.{place}.content"
+                raise RequestError(f"{param}: parts other than text are not offered", param=param, code="invalid_value")
+        told["content"] = "".join(part["text"] for part in message.content)
+    return told
+
+
+def _check_ids(request: Sampled, codec: Codec) -> None:
+    for token in request.stop_tokens:
+        if token >= codec.vocabulary:
+            raise _not_an_id("stop_token_ids", token, codec)
+    for name in request.logit_bias or {}:
+        if int(name) >= codec.vocabulary:
+            raise _not_an_id("logit_bias", int(name), codec)
+
+
+def _not_an_id(param: str, token: int, codec: Codec) -> RequestError:
+    return RequestError(
+        f"{param}: got token id {token}, allowed are 0 to {codec.vocabulary - 1}", param=param, code="invalid_value"
+    )

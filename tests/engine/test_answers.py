@@ -1,0 +1,112 @@
+"""A worker's answers: the shapes of OpenAI and vLLM, and the ids a gateway makes its text from."""
+
+from typing import Any
+
+import orjson
+
+from phasesplit.engine.answers import DONE, Answer, Part, error_body, event, usage
+from phasesplit.engine.logprobs import Scored
+from phasesplit.errors import RequestError, TransferError
+
+TEXTS = {1: "a", 2: "bc", 3: "\ufffd", 4: "\ufffd"}
+HEAD = {"id": "r", "object": "text_completion", "created": 7, "model": "m"}
+OUTPUT = (Scored(2, -0.5, ((2, -0.5), (1, -1.5))), Scored(3, -2.0, ((4, -0.25), (3, -2.0))))
+PROMPT = (Scored(1), Scored(3, -3.0, ((2, -0.125),)))
+
+
+def answer(**flags: bool) -> Answer:
+    return Answer(request="r", created_s=7, model="m", spelled=TEXTS.__getitem__, **flags)
+
+
+def choice_of(made: dict[str, Any]) -> dict[str, Any]:
+    (choice,) = made["choices"]
+    assert isinstance(choice, dict)
+    return choice
+
+
+def test_whole_answer() -> None:
+    """A client that reads completions would not understand a worker."""
+    used = usage(5, 2)
+    part = Part(text="bc", output=OUTPUT, finish_reason="stop", stop_reason=3)
+    expected = {
+        "index": 0, "text": "bc", "logprobs": None, "finish_reason": "stop", "stop_reason": 3, "token_ids": [2, 3],
+    }  # fmt: skip
+    assert answer(has_token_ids=True).completion(part, used) == HEAD | {
+        "choices": [expected],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7},
+    }
+    assert answer().completion(part, used, {"key": "k"})["kv_transfer_params"] == {"key": "k"}
+    assert "token_ids" not in choice_of(answer().completion(part, used))
+
+
+def test_chunks() -> None:
+    """A stream would end without its usage, or tell a usage of its own in every chunk."""
+    chunk = answer(has_token_ids=True).chunk(Part(text="bc", output=OUTPUT[:1]), with_usage=True)
+    assert chunk["usage"] is None
+    assert (choice_of(chunk)["token_ids"], choice_of(chunk)["finish_reason"]) == ([2], None)
+    assert "usage" not in answer().chunk(Part(), with_usage=False)
+    assert answer().usage_chunk(usage(1, 2)) == HEAD | {"choices": [], "usage": usage(1, 2)}
+
+
+def test_logprobs_tell_ids() -> None:
+    """The gateway could not tell two tokens of equal text apart, or would lose half a character."""
+    told = choice_of(answer(has_logprobs=True).chunk(Part(output=OUTPUT, text_offset=4), with_usage=False))["logprobs"]
+    assert told == {
+        "tokens": ["bc", "\ufffd"],
+        "token_logprobs": [-0.5, -2.0],
+        "top_logprobs": [{"bc": -0.5, "a": -1.5}, {"\ufffd": -0.25}],
+        "text_offset": [4, 6],
+        "token_ids": [2, 3],
+        "top_token_ids": [[2, 1], [4, 3]],
+        "top_token_logprobs": [[-0.5, -1.5], [-0.25, -2.0]],
+    }
+    assert list(told["top_logprobs"][0]) == ["bc", "a"]
+
+
+def test_tokens_are_named_by_id() -> None:
+    """A client that asks for names that no two tokens share, as vLLM gives them, would be told texts."""
+    named = answer(has_logprobs=True, names_by_id=True).chunk(Part(output=OUTPUT), with_usage=False)
+    told = choice_of(named)["logprobs"]
+    assert told["tokens"] == ["token_id:2", "token_id:3"]
+    assert told["top_logprobs"][1] == {"token_id:4": -0.25, "token_id:3": -2.0}
+
+
+def test_echo_begins_with_the_prompt() -> None:
+    """Log-probabilities of an echoed prompt would be lost, or counted as output."""
+    flags = {"has_echo": True, "has_logprobs": True, "has_token_ids": True}
+    choice = choice_of(answer(**flags).completion(Part(output=OUTPUT, prompt=PROMPT), usage(2, 2)))
+    assert choice["logprobs"]["token_ids"] == [1, 3, 2, 3]
+    assert choice["logprobs"]["top_logprobs"][0] is None
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([2, 3], [1, 3])
+    unasked = choice_of(answer(has_logprobs=True).completion(Part(output=OUTPUT, prompt=PROMPT), usage(2, 2)))
+    assert unasked["logprobs"]["token_ids"] == [2, 3]
+
+
+def test_prompt_logprobs_have_vllms_shape() -> None:
+    """Tools that score prompts through vLLM would not understand a worker."""
+    choice = choice_of(answer(has_prompt_logprobs=True).completion(Part(prompt=PROMPT), usage(2, 1)))
+    assert choice["prompt_logprobs"] == [
+        None,
+        {
+            "3": {"logprob": -3.0, "rank": None, "decoded_token": "\ufffd"},
+            "2": {"logprob": -0.125, "rank": 1, "decoded_token": "bc"},
+        },
+    ]
+    assert "prompt_logprobs" not in choice_of(answer().completion(Part(prompt=PROMPT), usage(2, 1)))
+
+
+def test_events_are_one_line() -> None:
+    """A line break in the text would end the event early."""
+    made = event({"text": "a\nb"})
+    assert made.endswith(b"\n\n")
+    assert made.count(b"\n") == 2
+    assert orjson.loads(made.removeprefix(b"data: ")) == {"text": "a\nb"}
+    assert DONE == b"data: [DONE]\n\n"
+
+
+def test_errors() -> None:
+    """A client's mistake would not be explained, or our own paths and states be told."""
+    told = error_body(RequestError("n: too many", param="n", code="invalid_value"))["error"]
+    assert told == {"message": "n: too many", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
+    assert error_body(TransferError("secret"))["error"]["message"] == "internal error"

@@ -1,0 +1,169 @@
+"""The engine's thread: commands from other threads, events in batches, and sleep while there is nothing to do."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from engine_machines import Heard, Machine, Pair, asked, served
+from phasesplit.engine.events import Event, Failed, Finished, Refused, Started, Token
+from phasesplit.engine.sequences import OnEvent
+from phasesplit.engine.thread import EngineThread
+
+PATIENCE_S = 20.0
+
+
+class Running:
+    """A machine whose engine has its thread."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.batches: list[list[Event]] = []
+        self.thread = EngineThread(machine.engine, machine.post, self._deliver)
+
+    def _deliver(self, events: list[tuple[OnEvent, Event]]) -> None:
+        self.batches.append([event for _, event in events])
+        for on_event, event in events:
+            on_event(event)
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    """Return a machine that runs."""
+    one = Running(Machine())
+    one.thread.start()
+    yield one
+    assert one.thread.stop()
+
+
+def wait_until(holds: object) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.001)
+
+
+def test_requests_from_many_threads_are_served(running: Running) -> None:
+    """Requests handed in at the same time would be lost or mixed up."""
+    heard = [Heard() for _ in range(12)]
+    requests = [asked(np.random.default_rng(n).integers(3, 300, 10 + 9 * n), 6) for n in range(12)]
+    threads = [threading.Thread(target=running.thread.submit, args=(f"r{n}", requests[n], heard[n])) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(one.finished for one in heard))
+    assert [one.ids for one in heard] == [served(Machine(), request).ids for request in requests]
+
+
+def test_events_come_in_batches(running: Running) -> None:
+    """Who streams to many clients would be woken once a token instead of once an iteration."""
+    heard = [Heard() for _ in range(8)]
+    barrier = threading.Event()
+    running.thread.call(lambda _: barrier.wait(PATIENCE_S) and None)
+    for number, one in enumerate(heard):
+        running.thread.submit(f"r{number}", asked(range(3, 20), 10), one)
+    barrier.set()
+    wait_until(lambda: all(one.finished for one in heard))
+    tokens = [sum(isinstance(event, Token) for event in batch) for batch in running.batches]
+    assert max(tokens) == 8
+    assert sum(tokens) == 80
+
+
+def test_a_prompt_is_said_to_begin_before_it_is_computed(running: Running) -> None:
+    """A prompt that takes seconds would count as waiting until it has ended."""
+    heard = Heard()
+    run, seen = running.machine.forward.run, []
+
+    def watched(*arguments: object) -> object:
+        seen.append(heard.has(Started))
+        return run(*arguments)
+
+    running.machine.forward.run = watched
+    running.thread.submit("r", asked(range(3, 20), 2), heard)
+    wait_until(lambda: heard.finished is not None)
+    assert seen == [True, True]
+
+
+def test_abort_and_drain_reach_the_engine(running: Running) -> None:
+    """A client that hangs up would be computed for until its end."""
+    heard, late = Heard(), Heard()
+    running.thread.submit("r", asked(range(3, 20), 2_000), heard)
+    wait_until(lambda: len(heard.ids) > 3)
+    running.thread.abort("r")
+    running.thread.drain()
+    running.thread.submit("late", asked(range(3, 20), 2), late)
+    wait_until(lambda: bool(late.bad))
+    assert isinstance(late.bad[0], Refused)
+    wait_until(lambda: running.thread.facts.held == {} and running.thread.facts.is_draining)
+    assert heard.finished is None
+
+
+def test_idle_it_sleeps(running: Running) -> None:
+    """A worker without requests would keep a core busy."""
+    time.sleep(0.3)
+    before_s = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before_s < 0.1
+
+
+def test_it_wakes_at_once(running: Running) -> None:
+    """A request would wait until the sleeper looks up by itself."""
+    waits = []
+    for number in range(5):
+        time.sleep(0.02)
+        heard = Heard()
+        begun_s = time.monotonic()
+        running.thread.submit(f"r{number}", asked(range(3, 9), 1), heard)
+        wait_until(lambda heard=heard: heard.finished is not None)
+        waits.append(time.monotonic() - begun_s)
+    assert min(waits) < 0.05
+
+
+def test_its_death_fails_every_request() -> None:
+    """Clients would wait for ever for an engine that has ended by a defect."""
+    running = Running(Machine())
+    here, late = Heard(), Heard()
+    running.thread.call(lambda engine: engine.submit("here", asked(range(3, 9), 2_000), here))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    running.machine.forward.run = broken
+    raised: list[BaseException | None] = []
+    hook, threading.excepthook = threading.excepthook, lambda failure: raised.append(failure.exc_value)
+    try:
+        running.thread.start()
+        wait_until(lambda: bool(here.bad))
+        assert running.thread.stop()
+    finally:
+        threading.excepthook = hook
+    running.thread.submit("late", asked(range(3, 9), 1), late)
+    assert [type(one) for one in (here.bad[0], late.bad[0])] == [Failed, Failed]
+    assert "a defect" in late.bad[0].why
+    assert isinstance(running.thread.error, RuntimeError)
+    assert len(raised) == 1
+
+
+def test_a_pair_of_threads_hands_kv_over() -> None:
+    """A sleeping machine would not notice the KV, or the offer, that another thread or process sends it."""
+    with Pair(threshold_tokens=40) as pair:
+        machines = [Running(machine) for machine in pair.machines]
+        for machine in machines:
+            machine.thread.start()
+        waits = []
+        for number in range(6):
+            request = asked(np.random.default_rng(number).integers(3, 300, 20 + 20 * number), 6)
+            legs = Heard(), Heard()
+            begun_s = time.monotonic()
+            for one, leg, submit in zip(machines, legs, (pair.submit_prompt, pair.submit_token), strict=True):
+                one.thread.call(
+                    lambda _, leg=leg, submit=submit, request=request, key=f"r{number}": submit(request, key, leg)
+                )
+            wait_until(lambda legs=legs: isinstance(legs[1].events[-1] if legs[1].events else None, Finished))
+            waits.append(time.monotonic() - begun_s)
+            assert legs[1].ids == served(Machine(), request).ids
+        assert sorted(waits)[-2] < 0.2, waits
+        wait_until(lambda: all(not machine.thread.facts.held for machine in machines))
+        for machine in machines:
+            assert machine.thread.stop()

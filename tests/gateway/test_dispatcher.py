@@ -1,0 +1,456 @@
+"""The dispatcher: pairs, what is booked for them, and machines that come, go, move and break."""
+
+from collections import Counter
+
+import pytest
+
+from phasesplit.errors import GatewayError, RequestError, SpecError
+from phasesplit.gateway.breaker import BreakerRule
+from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.estimates import Backlog
+from phasesplit.gateway.leases import Reason
+from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.verdicts import Lost, MachineView, Move, NoCapacity, Pair, TooLong
+from phasesplit.scheduling.rules import Rules
+
+
+def cluster_of(*homes: str, rules: Rules | None = None, moves: list[Move] | None = None) -> Dispatcher:
+    """Return a dispatcher with machines of 1,000 blocks of 16 tokens, called by home and number: prompt0, token1."""
+    dispatcher = Dispatcher(
+        rules or Rules(),
+        Limits(lease_s=30.0),
+        backlog=Backlog(most_wait_s=10.0, most_pending_tokens=20_000),
+        breaker=BreakerRule(failures=2, open_s=1.0, growth=2.0),
+        on_move=None if moves is None else moves.append,
+        most_machines=4,
+    )
+    for number, home in enumerate(homes):
+        dispatcher.join(f"{home}{number}", 1, home, 1_000, 0.0)
+    return dispatcher
+
+
+def opened(
+    dispatcher: Dispatcher, key: str = "r.1", now_s: float = 0.0, *, prompt: int = 100, avoid: tuple[str, ...] = ()
+) -> Pair:
+    pair = dispatcher.open(key, prompt, 60, now_s, expected_tokens=28, avoid=avoid)
+    assert isinstance(pair, Pair), pair
+    return pair
+
+
+def blocks(dispatcher: Dispatcher) -> dict[str, int]:
+    """Return each machine's leased blocks, which have to be those that the ledger has committed."""
+    views = dispatcher.pools(0.0)
+    assert [view.committed_blocks for view in views] == [view.leased_blocks for view in views]
+    return {view.name: view.leased_blocks for view in views}
+
+
+def view_of(dispatcher: Dispatcher, name: str, now_s: float = 0.0) -> MachineView:
+    return next(view for view in dispatcher.pools(now_s) if view.name == name)
+
+
+def test_pair_holds_blocks_on_both_sides_until_each_is_done() -> None:
+    """KV would be booked on one side only, or stay booked after it has left."""
+    dispatcher = cluster_of("prompt", "token")
+    pair = opened(dispatcher)
+    assert (pair.prompt, pair.token, pair.same) == ("prompt0", "token1", False)
+    assert blocks(dispatcher) == {"prompt0": 7, "token1": 8}
+    assert dispatcher.prompt_started("r.1", 0.1)
+    assert dispatcher.first_token("r.1", 0.2)
+    assert blocks(dispatcher) == {"prompt0": 7, "token1": 8}
+    assert dispatcher.kv_ready("r.1", 0.3)
+    assert blocks(dispatcher) == {"prompt0": 0, "token1": 8}
+    assert dispatcher.ended("r.1", Reason.COMPLETED, 0.9, 28)
+    assert blocks(dispatcher) == {"prompt0": 0, "token1": 0}
+    assert dispatcher.leases.ended == {Reason.COMPLETED: 2}
+
+
+def test_kv_that_overtakes_the_first_token_is_remembered() -> None:
+    """The prompt machine's blocks would be given back while it still computes, or never."""
+    dispatcher = cluster_of("prompt", "token")
+    opened(dispatcher)
+    assert dispatcher.kv_ready("r.1", 0.1)
+    assert blocks(dispatcher) == {"prompt0": 7, "token1": 8}
+    assert dispatcher.first_token("r.1", 0.2)
+    assert blocks(dispatcher) == {"prompt0": 0, "token1": 8}
+
+
+def test_word_that_comes_twice_or_late_changes_nothing() -> None:
+    """A crossing or repeated report would free what another request holds by now."""
+    dispatcher = cluster_of("prompt", "token")
+    opened(dispatcher)
+    opened(dispatcher, "other.1")
+    for told in (dispatcher.prompt_started, dispatcher.first_token, dispatcher.kv_ready):
+        assert [told("r.1", 0.1), told("r.1", 0.2), told("unknown.1", 0.2)] == [True, False, False]
+    assert [dispatcher.ended("r.1", reason, 0.3) for reason in (Reason.CLIENT_GONE, Reason.COMPLETED)] == [True, False]
+    assert not any(
+        told("r.1", 0.4) for told in (dispatcher.prompt_started, dispatcher.first_token, dispatcher.kv_ready)
+    )
+    assert blocks(dispatcher) == {"prompt0": 7, "token1": 8}
+    assert dispatcher.leases.late == 0
+
+
+def test_one_machine_for_both_phases_holds_one_lease() -> None:
+    """The only machine would book the prompt's KV twice."""
+    dispatcher = cluster_of("unsplit")
+    assert opened(dispatcher).same
+    assert len(dispatcher.leases) == 1
+    dispatcher.first_token("r.1", 0.1)
+    dispatcher.kv_ready("r.1", 0.1)
+    assert blocks(dispatcher) == {"unsplit0": 8}
+    dispatcher.ended("r.1", Reason.COMPLETED, 0.2)
+    assert blocks(dispatcher) == {"unsplit0": 0}
+
+
+def test_lost_machine_costs_only_the_requests_that_need_it() -> None:
+    """A request whose KV has left a dead machine would be computed again, or one that needs it wait for ever."""
+    dispatcher = cluster_of("prompt", "token")
+    for number in range(3):
+        opened(dispatcher, f"r{number}.1")
+    for key in ("r0.1", "r1.1"):
+        dispatcher.first_token(key, 0.1)
+    dispatcher.kv_ready("r0.1", 0.2)
+    assert dispatcher.lost("prompt0", 0.3) == (Lost("r1.1", "prompt"), Lost("r2.1", "prompt"))
+    assert dispatcher.lost("prompt0", 0.3) == ()
+    assert blocks(dispatcher) == {"prompt0": 0, "token1": 8}
+    assert dispatcher.lost("token1", 0.4) == (Lost("r0.1", "token"),)
+    assert blocks(dispatcher) == {"prompt0": 0, "token1": 0}
+    assert dispatcher.leases.late == 0
+    assert not dispatcher.ended("r0.1", Reason.WORKER_LOST, 0.5)
+
+
+def test_restarted_machine_joins_with_a_higher_epoch_only() -> None:
+    """A message of a life that is over would bring its machine back, or a restart leave requests waiting for it."""
+    dispatcher = cluster_of("prompt", "token")
+    opened(dispatcher)
+    for epoch in (0, 1):
+        with pytest.raises(RequestError, match=f"epoch {epoch} is not above 1") as refused:
+            dispatcher.join("token1", epoch, "token", 1_000, 1.0)
+        assert refused.value.status == 409
+    assert dispatcher.join("token1", 2, "token", 500, 1.0) == (Lost("r.1", "token"),)
+    assert dispatcher.heartbeat("token1", 1, ["r.1"], 1.0) == frozenset()
+    assert view_of(dispatcher, "token1").epoch == 2
+    assert opened(dispatcher, "r.2", 1.1).token_epoch == 2
+
+
+def test_machine_given_up_too_early_may_come_back() -> None:
+    """A machine behind a broken connection would have to be restarted to serve again."""
+    dispatcher = cluster_of("prompt", "token")
+    dispatcher.lost("token1", 1.0)
+    assert dispatcher.join("token1", 1, "token", 1_000, 2.0) == ()
+    assert view_of(dispatcher, "token1").state == "serving"
+
+
+@pytest.mark.parametrize(("home", "capacity_blocks"), [("prefill", 100), ("token", 0)])
+def test_machine_that_makes_no_sense_is_refused(home: str, capacity_blocks: int) -> None:
+    """A wrong role or an empty memory would be found at the first request."""
+    dispatcher = cluster_of("prompt")
+    with pytest.raises(RequestError):
+        dispatcher.join("new", 1, home, capacity_blocks, 0.0)
+    assert [view.name for view in dispatcher.pools(0.0)] == ["prompt0"]
+
+
+def test_places_are_bounded_and_taken_over_from_the_gone() -> None:
+    """Machines with ever new names would fill the ledger, though few of them live."""
+    dispatcher = cluster_of("prompt", "token", "token", "token")
+    with pytest.raises(RequestError, match="more than 4 machines"):
+        dispatcher.join("new", 1, "token", 1_000, 1.0)
+    opened(dispatcher)
+    dispatcher.first_token("r.1", 0.1)
+    dispatcher.kv_ready("r.1", 0.2)
+    dispatcher.lost("prompt0", 1.0)
+    dispatcher.join("new", 1, "prompt", 1_000, 1.0)
+    assert opened(dispatcher, "s.1", 1.1).prompt == "new"
+    assert dispatcher.ended("r.1", Reason.COMPLETED, 2.0)
+    assert blocks(dispatcher)["new"] == 7
+
+
+def test_new_home_waits_until_the_machine_is_empty() -> None:
+    """A machine would change its role under the requests it has, or never."""
+    moves: list[Move] = []
+    dispatcher = cluster_of("prompt", "prompt", "token", moves=moves)
+    assert opened(dispatcher).prompt == "prompt0"
+    dispatcher.set_home("prompt0", "token", 1, 0.1)
+    view = view_of(dispatcher, "prompt0")
+    assert (view.state, view.next_home, dispatcher.is_drained("prompt0")) == ("draining", "token", False)
+    assert opened(dispatcher, "s.1", 0.2).prompt == "prompt1"
+    dispatcher.first_token("r.1", 0.3)
+    dispatcher.kv_ready("r.1", 0.4)
+    assert dispatcher.tick(0.5) == ()
+    view = view_of(dispatcher, "prompt0")
+    assert (view.state, view.home, view.pool, view.next_home) == ("serving", "token", "token", None)
+    assert moves[-1] == Move("prompt0", 1, 4, "token", "token")
+
+
+def test_orders_out_of_date_are_refused() -> None:
+    """An order given for an earlier life of a machine would change what a person has not looked at."""
+    dispatcher = cluster_of("prompt", "token")
+    dispatcher.join("token1", 5, "token", 1_000, 1.0)
+    for name, home, epoch, status in [
+        ("token1", "mixed", 1, 409),
+        ("nobody", "mixed", 1, 404),
+        ("token1", "x", 5, 400),
+    ]:
+        with pytest.raises(RequestError) as refused:
+            dispatcher.set_home(name, home, epoch, 1.0)
+        assert refused.value.status == status
+    assert view_of(dispatcher, "token1").home == "token"
+
+
+def test_draining_machine_finishes_what_it_has() -> None:
+    """A machine to be stopped would lose requests, or get new ones."""
+    dispatcher = cluster_of("prompt", "token", "token")
+    first = opened(dispatcher)
+    dispatcher.drain(first.token, 0.1)
+    second = opened(dispatcher, "s.1", 0.2)
+    assert second.token != first.token
+    assert not dispatcher.is_drained(first.token)
+    dispatcher.first_token("r.1", 0.3)
+    dispatcher.ended("r.1", Reason.COMPLETED, 0.4)
+    assert dispatcher.is_drained(first.token)
+    dispatcher.undrain(first.token, 0.5)
+    assert opened(dispatcher, "t.1", 0.6).token == first.token
+
+
+def test_retry_avoids_the_machines_that_failed_it() -> None:
+    """A request would spend its attempts on one broken machine."""
+    dispatcher = cluster_of("prompt", "prompt", "token")
+    first = opened(dispatcher)
+    dispatcher.ended("r.1", Reason.WORKER_LOST, 0.1)
+    for attempt in range(2, 6):
+        assert opened(dispatcher, f"r.{attempt}", 0.1, avoid=(first.prompt,)).prompt != first.prompt
+    assert view_of(dispatcher, first.prompt).state == "serving"
+    everywhere = opened(dispatcher, "r.9", 0.2, avoid=("prompt0", "prompt1", "token2", "unknown"))
+    assert {everywhere.prompt, everywhere.token} <= {"prompt0", "prompt1", "token2"}
+    assert dispatcher.counts["retried"] == 5
+
+
+def test_paced_single_requests_spread() -> None:
+    """Where every request finds all machines idle, all would go to one."""
+    dispatcher = cluster_of("prompt", "prompt", "token", "token")
+    used: Counter[str] = Counter()
+    for number in range(20):
+        pair = opened(dispatcher, f"r{number}.1", float(number))
+        used.update((pair.prompt, pair.token))
+        dispatcher.ended(pair.key, Reason.COMPLETED, number + 0.5)
+    assert used == dict.fromkeys(("prompt0", "prompt1", "token2", "token3"), 10)
+
+
+def test_too_long_says_by_how_much_and_follows_the_machines() -> None:
+    """A client could not tell how much shorter its prompt must be, or a small machine's limit would outlive it."""
+    dispatcher = cluster_of("prompt", "token")
+    found = dispatcher.open("r.1", 15_950, 60, 0.0)
+    assert isinstance(found, TooLong)
+    assert "15950 prompt tokens and up to 60 output tokens" in found.reason
+    assert "the 15999 tokens that the smallest machine holds" in found.reason
+    assert dispatcher.most_tokens == 15_999
+    opened(dispatcher, "r.2", prompt=15_939)
+    dispatcher.join("small", 1, "token", 10, 0.0)
+    assert dispatcher.most_tokens == 159
+    assert isinstance(dispatcher.open("r.3", 100, 60, 0.0), TooLong)
+    dispatcher.lost("small", 0.1)
+    opened(dispatcher, "r.4", prompt=3_000)
+    assert isinstance(dispatcher.open("r.5", 1 << 40, 1 << 40, 0.0), TooLong)
+    assert (dispatcher.counts["too_long"], dispatcher.live) == (3, 2)
+
+
+def test_without_machines_there_is_no_capacity() -> None:
+    """A request would be booked on a machine that is not there."""
+    dispatcher = cluster_of()
+    assert isinstance(dispatcher.open("r.1", 1, 1, 0.0), NoCapacity)
+    assert (dispatcher.most_tokens, dispatcher.degraded) == (0, ("no machine serves",))
+    half = cluster_of("prompt", rules=Rules(elastic=False))
+    found = half.open("r.1", 1, 1, 0.0)
+    assert isinstance(found, NoCapacity)
+    assert "no token machine serves" in found.reason
+    half.join("token1", 1, "token", 1_000, 0.0)
+    opened(half)
+
+
+def test_backlog_turns_away_before_prompts_wait_too_long() -> None:
+    """Clients would wait in a queue that nobody can serve within their patience."""
+    dispatcher = cluster_of("prompt", "token", rules=Rules(elastic=False))
+    for number in range(3):
+        opened(dispatcher, f"r{number}.1", prompt=6_000)
+    by_tokens = dispatcher.open("s.1", 6_000, 60, 0.0)
+    assert isinstance(by_tokens, NoCapacity)
+    assert by_tokens == NoCapacity(
+        "18000 prompt tokens are pending, with this one's 6000 there may be 20000", by_tokens.retry_after_s
+    )
+    assert dispatcher.wait_s() is None
+    dispatcher.first_token("r0.1", 6.0)
+    dispatcher.tick(6.0)
+    assert dispatcher.wait_s() == pytest.approx(12.0)
+    by_time = dispatcher.open("s.1", 1, 60, 6.0)
+    assert isinstance(by_time, NoCapacity)
+    assert by_time.reason == "prompts wait 12.0 s, allowed is 10 s"
+    assert by_time.retry_after_s == pytest.approx(2.0)
+    dispatcher.first_token("r1.1", 12.0)
+    opened(dispatcher, "s.1", 12.0, prompt=1)
+    assert dispatcher.counts["no_capacity"] == 2
+
+
+def test_single_long_prompt_is_let_through() -> None:
+    """A prompt above the bound on the backlog could never be served, though the cluster idles."""
+    dispatcher = cluster_of("prompt", "token")
+    opened(dispatcher, prompt=15_900)
+    dispatcher.ended("r.1", Reason.COMPLETED, 1.0)
+    assert dispatcher.pending_prompt_tokens == 0
+
+
+def test_static_pools_do_not_spill() -> None:
+    """An overloaded prompt pool would wreck the token machines' time between tokens though elasticity is off."""
+    moves: list[Move] = []
+    dispatcher = cluster_of("prompt", "token", rules=Rules(elastic=False, spill_tokens=0), moves=moves)
+    for number in range(100):
+        assert opened(dispatcher, f"r{number}.1", prompt=100).prompt == "prompt0"
+    assert isinstance(dispatcher.open("s.1", 15_000, 60, 0.0), NoCapacity)
+    assert len(moves) == 2
+
+
+def test_machine_that_helps_out_is_told_and_told_to_go_home() -> None:
+    """A worker would not know its role, or stay in it when the load has gone."""
+    moves: list[Move] = []
+    dispatcher = cluster_of("prompt", "token", rules=Rules(spill_tokens=150), moves=moves)
+    opened(dispatcher, "r0.1")
+    assert opened(dispatcher, "r1.1").prompt == "token1"
+    assert moves[-1] == Move("token1", 1, 3, "mixed", "token")
+    assert view_of(dispatcher, "token1").pool == "mixed"
+    dispatcher.first_token("r1.1", 0.5)
+    assert moves[-1] == Move("token1", 1, 4, "token", "token")
+    assert dispatcher.moves() == {"prompt_to_mixed": 0, "token_to_mixed": 1, "returns": 1, "repurposed": 0}
+
+
+def test_machine_long_in_the_mixed_pool_changes_its_home() -> None:
+    """A token machine that does prompts all the time would keep counting as one that is away."""
+    moves: list[Move] = []
+    rules = Rules(spill_tokens=150, repurpose_after_s=10.0)
+    dispatcher = cluster_of("prompt", "token", "token", rules=rules, moves=moves)
+    opened(dispatcher, "r0.1")
+    helping = opened(dispatcher, "r1.1").prompt
+    assert dispatcher.tick(9.9) == ()
+    assert view_of(dispatcher, helping).home == "token"
+    dispatcher.tick(10.0)
+    assert (moves[-1].name, moves[-1].pool, moves[-1].home) == (helping, "prompt", "prompt")
+    assert view_of(dispatcher, helping).home == "prompt"
+    assert dispatcher.moves()["repurposed"] == 1
+
+
+def test_degraded_cluster_says_so_and_counts() -> None:
+    """All prompts would run on the token machines and nobody know."""
+    dispatcher = cluster_of("prompt", "token")
+    opened(dispatcher, "r0.1")
+    assert (dispatcher.degraded, dispatcher.counts["degraded"]) == ((), 0)
+    dispatcher.lost("prompt0", 1.0)
+    assert dispatcher.degraded == ("no prompt machine serves: others do its work",)
+    assert opened(dispatcher, "r1.1", 1.0).same
+    assert dispatcher.counts["degraded"] == 1
+    assert cluster_of("unsplit").degraded == cluster_of("mixed").degraded == ()
+
+
+def test_failing_machine_is_left_alone_then_tried_once() -> None:
+    """One broken machine would be picked again and again, or get all requests at once when it is tried."""
+    dispatcher = cluster_of("prompt", "prompt", "token")
+    dispatcher.failed("prompt0", 0.0)
+    assert view_of(dispatcher, "prompt0").state == "serving"
+    dispatcher.failed("prompt0", 0.0)
+    assert view_of(dispatcher, "prompt0").state == "broken"
+    assert {opened(dispatcher, f"r{n}.1", 0.1).prompt for n in range(4)} == {"prompt1"}
+    dispatcher.tick(0.9)
+    assert view_of(dispatcher, "prompt0", 0.9).state == "broken"
+    dispatcher.tick(1.0)
+    assert view_of(dispatcher, "prompt0", 1.0).state == "probing"
+    pairs = [opened(dispatcher, f"s{n}.1", 1.1) for n in range(4)]
+    assert [pair.prompt for pair in pairs].count("prompt0") == 1
+    probe = next(pair.key for pair in pairs if pair.prompt == "prompt0")
+    dispatcher.failed("prompt0", 1.2)
+    dispatcher.ended(probe, Reason.WORKER_LOST, 1.2)
+    dispatcher.tick(3.1)
+    assert view_of(dispatcher, "prompt0", 3.1).state == "broken"
+    dispatcher.tick(3.2)
+    assert view_of(dispatcher, "prompt0", 3.2).state == "probing"
+    assert opened(dispatcher, "t0.1", 3.3).prompt == "prompt0"
+    dispatcher.ended("t0.1", Reason.CLIENT_GONE, 3.4)
+    assert opened(dispatcher, "t1.1", 3.5).prompt == "prompt0"
+    assert opened(dispatcher, "t2.1", 3.5).prompt == "prompt1"
+    dispatcher.first_token("t1.1", 3.6)
+    assert view_of(dispatcher, "prompt0", 3.6)[4:5] == ("serving",)
+    assert view_of(dispatcher, "prompt0", 3.6).failures == 0
+
+
+def test_broken_cluster_says_when_to_come_back() -> None:
+    """Clients would be told to come back before any machine can be tried, or never be let in again."""
+    dispatcher = cluster_of("unsplit")
+    for _ in range(2):
+        dispatcher.failed("unsplit0", 0.0)
+    for _ in range(2):
+        dispatcher.failed("unsplit0", 1.5)  # the second one says nothing new
+    found = dispatcher.open("r.1", 10, 10, 1.6)
+    assert isinstance(found, NoCapacity)
+    assert found.retry_after_s == pytest.approx(1.9)
+    assert opened(dispatcher, "r.2", 3.5).token == "unsplit0"
+
+
+def test_heartbeats_keep_leases_and_find_strangers() -> None:
+    """A request in a long queue would lose its blocks, or a machine keep KV for ever that nobody owns."""
+    dispatcher = cluster_of("prompt", "token")
+    opened(dispatcher)
+    assert dispatcher.heartbeat("prompt0", 1, ["r.1", "gone.1"], 20.0) == frozenset()
+    assert dispatcher.heartbeat("prompt0", 1, ["r.1", "gone.1", "new.1"], 21.0) == {"gone.1"}
+    assert dispatcher.heartbeat("token1", 1, ["r.1"], 20.0) == frozenset()
+    assert view_of(dispatcher, "prompt0").heard_s == 21.0
+    assert dispatcher.tick(49.0) == ()
+    assert dispatcher.tick(50.0) == (Lost("r.1", "token"),)
+    assert blocks(dispatcher) == {"prompt0": 0, "token1": 0}
+    assert (dispatcher.leases.ended, dispatcher.leases.late) == ({Reason.EXPIRED: 2}, 0)
+    assert dispatcher.heartbeat("nobody", 1, ["r.1"], 50.0) == frozenset()
+
+
+def test_both_leases_of_a_request_may_expire_together() -> None:
+    """The second would be released twice, or the request reported twice."""
+    dispatcher = cluster_of("prompt", "token")
+    opened(dispatcher)
+    assert dispatcher.tick(30.0) == (Lost("r.1", "prompt"),)
+    assert (len(dispatcher.leases), dispatcher.leases.late, dispatcher.live) == (0, 0, 0)
+
+
+def test_expected_length_follows_finished_outputs() -> None:
+    """Rules would count on outputs of a length that no request has."""
+    dispatcher = cluster_of("unsplit")
+    sizes = []
+    for number in range(200):
+        key = f"r{number}.1"
+        assert isinstance(dispatcher.open(key, 16, 4_000, float(number)), Pair)
+        sizes.append(dispatcher.leases.blocks())
+        dispatcher.ended(key, Reason.COMPLETED, number + 0.5, 16)
+    assert sizes[0] == 1 + 128 // 16
+    assert sizes[-1] == 1 + 2
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize(("prompt_tokens", "most_output_tokens"), [(0, 1), (1, 0), (-1, 1)])
+def test_request_of_nothing_is_refused(prompt_tokens: int, most_output_tokens: int) -> None:
+    """A request without tokens would be booked as one with a negative load."""
+    with pytest.raises(GatewayError):
+        cluster_of("unsplit").open("r.1", prompt_tokens, most_output_tokens, 0.0)
+
+
+def test_key_in_use_is_refused() -> None:
+    """Two attempts would share one entry, and the end of one free the blocks of the other."""
+    dispatcher = cluster_of("unsplit")
+    opened(dispatcher)
+    with pytest.raises(GatewayError, match=r"r\.1"):
+        opened(dispatcher)
+
+
+def test_rules_of_no_live_cluster_are_refused() -> None:
+    """The published simulator's queues, which a gateway does not see, would be taken for empty."""
+    with pytest.raises(SpecError, match="published"):
+        Dispatcher(Rules.as_published())
+
+
+def test_facts_are_those_of_the_last_life() -> None:
+    """A restarted machine would be reached at its old address."""
+    dispatcher = cluster_of("prompt")
+    dispatcher.join("w", 1, "token", 10, 0.0, {"url": "a"})
+    dispatcher.join("w", 2, "token", 10, 1.0, {"url": "b"})
+    assert (dispatcher.facts("w"), dispatcher.facts("nobody")) == ({"url": "b"}, {})

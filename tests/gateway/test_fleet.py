@@ -1,0 +1,297 @@
+"""Machines that join, fall silent, come back, restart, and are told where they belong."""
+
+from typing import Any
+
+import pytest
+
+from gateways import SPLIT, Rig, play, settle
+from phasesplit.errors import RequestError
+from phasesplit.gateway.gateway import Keys
+from phasesplit.gateway.keys import key_digest
+
+
+def state_of(rig: Rig, name: str) -> str:
+    """Return a machine's state."""
+    return next(view.state for view in rig.gateway.dispatcher.pools(rig.clock.now_s()) if view.name == name)
+
+
+def test_silent_machine_is_lost_and_comes_back() -> None:
+    """A stalled machine would be given requests, or stay out for ever once it goes on."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            rig.workers["t"].stall()
+            await rig.pass_time(6.0)
+            assert (state_of(rig, "p"), state_of(rig, "t")) == ("serving", "off")
+            rig.workers["t"].wake()
+            await rig.pass_time(2.0)
+            assert state_of(rig, "t") == "serving"
+            assert (await rig.complete().answer()).status == 200
+
+    play(scenario())
+
+
+def test_silent_machine_gives_up_its_requests() -> None:
+    """A request on a stalled machine would wait for a time-out of its own."""
+
+    async def scenario() -> None:
+        async with Rig((*SPLIT, ("t2", "token"))) as rig:
+            for name in ("t", "t2"):
+                rig.workers[name].hold("token 2")
+            call = rig.complete()
+            await settle()
+            pair = rig.gateway.desk.live[0].pair
+            assert pair is not None
+            rig.workers[pair.token].stall()
+            await rig.pass_time(6.0)
+            assert state_of(rig, pair.token) == "off"
+            for name in ("t", "t2"):
+                rig.workers[name].go("token 2")
+            await call.answer()
+            assert (call.status, rig.records[0]["attempts"]) == (200, 2)
+            await settle()
+            rig.demand_nothing_held()
+
+    play(scenario())
+
+
+def test_restart_joins_with_a_new_epoch_and_an_old_life_cannot() -> None:
+    """Orders and KV of a machine's last life would be taken for its new one's."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            old = rig.workers["t"]
+            await rig.join("t", "token", epoch=2)
+            await settle()
+            assert (await rig.complete().answer()).status == 200
+            assert not old.seen
+            assert rig.workers["t"].seen[0]["kv_transfer_params"]["epoch"] == 2
+            with pytest.raises(RequestError) as refused:
+                await rig.gateway.fleet.join("http://t", old.snapshot(home="token", epoch=1))
+            assert refused.value.status == 409
+
+    play(scenario())
+
+
+def test_announcing_twice_changes_nothing() -> None:
+    """A machine that repeats its announcement would lose its requests."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            rig.workers["t"].hold("token 2")
+            call = rig.complete()
+            await settle()
+            await rig.gateway.fleet.join("http://t", rig.workers["t"].snapshot(home="token"))
+            rig.workers["t"].go("token 2")
+            await call.answer()
+            assert (call.status, rig.records[0]["attempts"]) == (200, 1)
+
+    play(scenario())
+
+
+def test_other_kv_is_refused_with_the_reason() -> None:
+    """KV of another model, or in another order, would be read as our own."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            other = rig.worker("x")
+            facts = other.snapshot(home="token", layout={"model": "other"})
+            call = await rig.call("/workers", {"url": "http://x", "facts": facts}).answer()
+            assert (call.status, call.json["error"]["code"]) == (409, "layout_mismatch")
+            assert "'other' against 'fake'" in call.json["error"]["message"]
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("facts", [{}, {"name": "x"}, {"name": "x", "epoch": "1", "home": "token"}, [], "x"])
+def test_wrong_facts_are_refused(facts: Any) -> None:
+    """A machine that says nonsense would join, and fail later."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            rig.worker("x")
+            call = await rig.call("/workers", {"url": "http://x", "facts": facts}).answer()
+            assert (call.status, call.json["error"]["type"]) == (400, "invalid_request_error")
+
+    play(scenario())
+
+
+def test_joining_needs_a_key_or_this_host() -> None:
+    """Anybody on the network could add a machine, and read the prompts of others."""
+
+    async def scenario() -> None:
+        for keys, host, sent, status in (
+            (Keys(), "127.0.0.1", {}, 200),
+            (Keys(), "::1", {}, 200),
+            (Keys(), "10.0.0.9", {}, 403),
+            (Keys(), "elsewhere", {}, 403),
+            (Keys(join=(key_digest("j"),)), "127.0.0.1", {}, 401),
+            (Keys(join=(key_digest("j"),)), "10.0.0.9", {"Authorization": "Bearer j"}, 200),
+        ):
+            async with Rig(keys=keys) as rig:
+                facts = rig.worker("x").snapshot(home="token")
+                call = rig.call("/workers", {"url": "http://x", "facts": facts}, headers=sent, host=host)
+                assert (await call.answer()).status == status
+
+    play(scenario())
+
+
+def test_machines_are_told_their_pool() -> None:
+    """A machine would not know where it belongs, or be told at every tick."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            await rig.pass_time(1.0)
+            assert (rig.workers["p"].roles, rig.workers["t"].roles) == (["prompt"], ["token"])
+
+    play(scenario())
+
+
+def test_kv_that_nobody_owns_is_dropped() -> None:
+    """A machine that missed the end of a request would keep its KV for ever."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            rig.workers["t"].held["old.1"] = 3
+            await rig.pass_time(1.0)
+            assert rig.workers["t"].aborted[0] == "old.1"
+            rig.demand_nothing_held()
+
+    play(scenario())
+
+
+def test_pools_page_needs_the_admin_key() -> None:
+    """Anybody could see the machines, or move them."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            assert (await rig.call("/admin/pools").answer()).status == 403
+        async with Rig(keys=Keys(admin=(key_digest("a"),))) as rig:
+            assert (await rig.call("/admin/pools").answer()).status == 401
+            assert (await rig.call("/admin/pools", {"machine": "t"}).answer()).status == 401
+
+    play(scenario())
+
+
+def test_pools_page_shows_and_changes() -> None:
+    """An operator could not see where machines are, move one, or be stopped by a stale epoch."""
+
+    async def scenario() -> None:
+        async with Rig((*SPLIT, ("t2", "token")), keys=Keys(admin=(key_digest("a"),))) as rig:
+            sent = {"Authorization": "Bearer a"}
+            shown = (await rig.call("/admin/pools", headers=sent).answer()).json
+            assert {one["name"]: one["pool"] for one in shown["machines"]} == {
+                "p": "prompt",
+                "t": "token",
+                "t2": "token",
+            }
+            order = {"machine": "t2", "home": "prompt", "epoch": 1}
+            stale = await rig.call("/admin/pools", order | {"epoch": 0}, headers=sent).answer()
+            assert stale.status == 409
+            assert (await rig.call("/admin/pools", order | {"machine": "x"}, headers=sent).answer()).status == 404
+            assert (await rig.call("/admin/pools", order | {"home": 3}, headers=sent).answer()).status == 400
+            await rig.pass_time(1.0)
+            assert (await rig.call("/admin/pools", order, headers=sent).answer()).status == 200
+            await rig.pass_time(1.0)
+            assert rig.workers["t2"].roles == ["token", "prompt"]
+            drained = await rig.call("/admin/pools", {"machine": "t2", "drain": True}, headers=sent).answer()
+            assert {one["name"]: one["state"] for one in drained.json["machines"]}["t2"] == "draining"
+
+    play(scenario())
+
+
+def test_debug_pages_show_a_request_and_its_leases() -> None:
+    """A person who looks for stuck requests or leaked KV would see nothing."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            rig.workers["t"].hold("token 1")
+            rig.workers["p"].hold("send")
+            call = rig.complete(stream=True)
+            await settle()
+            (shown,) = (await rig.call("/debug/requests").answer()).json["requests"]
+            assert (shown["state"], shown["has_content"], shown["prompt_machine"]) == ("transferring", True, "p")
+            leases = (await rig.call("/debug/kv").answer()).json
+            assert {lease["machine"] for lease in leases["leases"]} == {"p", "t"}
+            rig.workers["p"].go("send")
+            rig.workers["t"].go("token 1")
+            await call.answer()
+            leases = (await rig.call("/debug/kv").answer()).json
+            assert (leases["leases"], leases["ended"]) == ([], {"completed": 2})
+
+    play(scenario())
+
+
+def test_one_black_hole_does_not_slow_the_others() -> None:
+    """A machine that takes requests and answers none would hold up those on healthy machines."""
+
+    async def scenario() -> None:
+        async with Rig((("p1", "prompt"), ("p2", "prompt"), ("t", "token"))) as rig:
+            rig.workers["p1"].hold("prompt")
+            calls = [rig.complete() for _ in range(12)]
+            await settle()
+            stuck = len(rig.workers["p1"].seen)
+            assert sum(call.done for call in calls) == 12 - stuck
+            assert 0 < stuck < 12
+            rig.workers["p1"].go("prompt")
+            for call in calls:
+                assert (await call.answer()).status == 200
+
+    play(scenario())
+
+
+def test_prompts_without_end_are_turned_away() -> None:
+    """An overloaded cluster would queue without bound, or not say when to come back."""
+
+    async def scenario() -> None:
+        async with Rig(blocks=1_000_000, context_tokens=100_000) as rig:
+            for worker in rig.workers.values():
+                worker.hold("prompt")
+            calls = [rig.complete("x" * 30_000) for _ in range(12)]
+            await settle()
+            refused = [call for call in calls if call.done]
+            assert refused
+            assert {call.status for call in refused} == {503}
+            assert all(int(call.headers["retry-after"]) >= 1 for call in refused)
+            for worker in rig.workers.values():
+                worker.go("prompt")
+            for call in calls:
+                await call.answer()
+            rig.demand_nothing_held()
+
+    play(scenario())
+
+
+def test_degraded_cluster_says_so() -> None:
+    """Everything would run on one side without anybody noticing."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            rig.workers["t"].die()
+            await settle()
+            ready = (await rig.call("/ready").answer()).json
+            assert (ready["ready"], len(ready["degraded"])) == (True, 1)
+            call = await rig.complete().answer()
+            assert call.status == 200
+            assert rig.gateway.dispatcher.counts["degraded"] == 1
+            assert b"phasesplit_degraded 1.0" in (await rig.call("/metrics").answer()).body
+
+    play(scenario())
+
+
+def test_restart_is_seen_without_an_announcement() -> None:
+    """A machine that restarts where it was, and whose announcement is lost, would stay out."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            worker = rig.workers["t"]
+            worker.die()
+            await settle()
+            assert state_of(rig, "t") == "off"
+            worker.is_dead, worker.epoch = False, 2
+            await rig.pass_time(2.0)
+            assert state_of(rig, "t") == "serving"
+            assert (await rig.complete().answer()).status == 200
+            assert worker.seen[0]["kv_transfer_params"]["epoch"] == 2
+
+    play(scenario())
