@@ -35,6 +35,7 @@ class Machine:
         layout: KvLayout = LAYOUT,
         blocks: int = BLOCKS,
         patience: Patience | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self.name = name
         self.epoch = epoch
@@ -50,6 +51,7 @@ class Machine:
             clock=clock,
             patience=patience or Patience(),
             poison=True,
+            secret=secret,
         )
         self.incoming = self.post.incoming
         self.outgoing = self.post.outgoing
@@ -68,20 +70,34 @@ class Machine:
 class Pair:
     """A prompt machine and a token machine."""
 
-    def __init__(self, way: str, *, patience: Patience | None = None, theirs: KvLayout = LAYOUT) -> None:
+    def __init__(
+        self,
+        way: str,
+        *,
+        patience: Patience | None = None,
+        theirs: KvLayout = LAYOUT,
+        secrets: tuple[bytes | None, bytes | None] = (None, None),
+    ) -> None:
         self.way = way
         self.now_s = 0.0
         self.patience = patience
         self.folder = tempfile.TemporaryDirectory(prefix="kv")
-        self.prompt = self.start("prompt-0", layout=theirs)
-        self.token = self.start("token-0")
+        self.prompt = self.start("prompt-0", layout=theirs, secret=secrets[0])
+        self.token = self.start("token-0", secret=secrets[1])
         self.prompt.pool[:] = needles(theirs, BLOCKS)
         self.idle = False
 
-    def start(self, name: str, *, epoch: int = 1, layout: KvLayout = LAYOUT) -> Machine:
+    def start(self, name: str, *, epoch: int = 1, layout: KvLayout = LAYOUT, secret: bytes | None = None) -> Machine:
         """Return a machine with the clock of this pair."""
         return Machine(
-            name, self.way, self.folder.name, lambda: self.now_s, epoch=epoch, layout=layout, patience=self.patience
+            name,
+            self.way,
+            self.folder.name,
+            lambda: self.now_s,
+            epoch=epoch,
+            layout=layout,
+            patience=self.patience,
+            secret=secret,
         )
 
     def step(self) -> None:

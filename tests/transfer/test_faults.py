@@ -129,8 +129,8 @@ def test_older_life_of_a_machine_is_refused() -> None:
     """A machine that was started again would be written for by its former process."""
     wire = Wire("in-memory", sender_epoch=5)
     reservation = wire.reserve(8)
-    sending, wire.channels[1] = in_memory_pair()
     for epoch in (4, 6):
+        sending, wire.channels[epoch] = in_memory_pair()
         sending.offer(
             Message(Kind.HELLO, text=wire.sender._greeting.to_text().replace(b'"epoch": 5', b'"epoch": %d' % epoch)),
             None,

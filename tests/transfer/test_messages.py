@@ -11,9 +11,10 @@ from phasesplit.errors import TransferError
 from phasesplit.transfer.checksum import checksum
 from phasesplit.transfer.failures import LayoutMismatchError
 from phasesplit.transfer.layout import Greeting, KvLayout
-from phasesplit.transfer.messages import HEADER_BYTES, LONGEST_FRAME_BYTES, Kind, Message, unpack
+from phasesplit.transfer.messages import HEADER_BYTES, LONGEST_FRAME_BYTES, LONGEST_TEXT_BYTES, Kind, Message, unpack
 from transfer.wires import LAYOUT
 
+GREETING = Greeting(machine="prompt-3", epoch=7, layout=LAYOUT, blocks=9, capabilities=("layer-wise",))
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 
@@ -46,11 +47,18 @@ def test_length_is_bounded(kind: Kind) -> None:
 
 def test_greeting_comes_back() -> None:
     """A machine would be registered under another name, epoch or layout."""
-    greeting = Greeting(machine="prompt-3", epoch=7, layout=LAYOUT, blocks=9, capabilities=("layer-wise",))
-    assert Greeting.from_text(greeting.to_text()) == greeting
+    assert Greeting.from_text(GREETING.to_text()) == Greeting.from_text(GREETING.to_text(proof="x")) == GREETING
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"layout": 3}', b"\xff", b'{"layout": {"protocol": 1}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"[]", b"{}", b'{"layout": 3}', b"\xff", b'{"layout": {"protocol": 1}}', b"[" * LONGEST_TEXT_BYTES,
+        GREETING.to_text().replace(b'"epoch": 7', b'"epoch": 1' + b"0" * 99),
+        GREETING.to_text().replace(b'"epoch": 7', b'"epoch": -1'),
+        GREETING.to_text().replace(b'"epoch": 7', b'"epoch": 7.0'),
+    ],
+)  # fmt: skip
 def test_what_is_no_greeting_is_refused(text: bytes) -> None:
     """A stranger at the port would raise something that nobody expects."""
     with pytest.raises(TransferError):

@@ -11,8 +11,13 @@ import typer
 from phasesplit._version import __version__
 from phasesplit.cli import trace
 from phasesplit.cli.plan import plan
+from phasesplit.cli.replay import replay
+from phasesplit.cli.replay_decisions import replay_decisions
 from phasesplit.cli.reproduce import reproduce
+from phasesplit.cli.serve import serve
 from phasesplit.cli.simulate import simulate
+from phasesplit.cli.top import top
+from phasesplit.cli.worker import worker
 from phasesplit.errors import InfeasibleError, SpecError, WorkerLostError
 
 INFEASIBLE, WRONG_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
@@ -33,6 +38,11 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(reproduce)
 app.command()(simulate)
+app.command()(replay)
+app.command()(replay_decisions)
+app.command()(serve)
+app.command()(worker)
+app.command()(top)
 app.add_typer(trace.app, name="trace")
 
 

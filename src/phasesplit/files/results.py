@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,21 @@ def write_requests(result: Result, path: str | Path) -> None:
     Raises:
         SpecError: Rows were not kept.
     """
-    import pyarrow as pa
-
     if result.columns is None:
         raise SpecError(f"{path}: the simulation kept no rows, simulate with keep=True")
-    table = pa.table({name: _nullable(column) for name, column in result.columns.items()})
+    write_columns(result.columns, path)
+
+
+def write_columns(columns: Mapping[str, NDArray[Any]], path: str | Path) -> None:
+    """Write columns of one length as `write_requests` does; texts must hold no comma and no quote.
+
+    Args:
+        columns: Name to values.
+        path: A file with one of REQUEST_ENDINGS.
+    """
+    import pyarrow as pa
+
+    table = pa.table({name: _nullable(column) for name, column in columns.items()})
     if str(path).lower().endswith(".parquet"):
         from pyarrow import parquet
 

@@ -14,6 +14,9 @@ from phasesplit.transfer.states import Departure
 
 _LARGEST_BYTES = 12 * 1024 * 1024
 _ROUNDS = 3
+_ENOUGH_S = 0.15
+_LONGEST_TOKENS = 131_072
+"""A threshold above it is never reached. Source: `domain.link.layerwise_threshold_tokens`, which looks no further."""
 _NUMBERS = itertools.count()  # a key is used once
 
 
@@ -25,16 +28,28 @@ class _Times:
     sending_s: float
 
 
-def measure_link(post: Post, *, transport: str) -> Link:
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A transfer that is timed: how large it is, and whether it goes layer by layer."""
+
+    blocks: int
+    layerwise: bool = False
+
+
+def measure_link(post: Post, *, transport: str, enough_s: float = _ENOUGH_S) -> Link:
     """Return latency, bandwidth, cost per layer and slowdown of the prompt phase; it takes less than 0.1 s.
 
     The post sends zeros from free blocks of its pool to others of them, which leaves the pool as it was. Both ends
     share one thread here, so the bandwidth is that of two machines on one core; with a core each they are faster. The
     slowdown is the share of a transfer that the sender itself works for: it cannot compute meanwhile.
 
+    On a busy machine it ends with what it has when time is up. Where what disturbed it is larger than what it measures,
+    the bandwidth is that of the largest transfer, latency included.
+
     Args:
         post: A post that is doing nothing else.
         transport: `unix`, `tcp` or `nixl`: the way, as the post's address calls it.
+        enough_s: No transfer begins after so long, once a small one, a large one and one by layers are done, >= 0.
 
     Raises:
         TransferError: The post does not listen there, fewer than 4 blocks are free, or a transfer failed.
@@ -49,26 +64,45 @@ def measure_link(post: Post, *, transport: str) -> Link:
         raise TransferError(f"{post.free.free} blocks are free, a measurement needs 4")
     address = {**post.address, "unix": None, "tcp": None, "nixl": None, transport: post.address[transport]}
     try:
-        serialized = [min(_transfer(post, address, blocks) for _ in range(_ROUNDS)) for blocks in sizes]
-        layerwise = min(_transfer(post, address, 1, layerwise=True) for _ in range(_ROUNDS))
+        best = _best_times(post, address, sizes, enough_s)
     finally:
         post.outgoing.disconnect(post.greeting.machine)
         post.drive()
-    link = fit_link([blocks * block_bytes for blocks in sizes], [times.all_s for times in serialized])
+    layerwise = best.pop(_Probe(1, layerwise=True))
+    smallest, largest = best[_Probe(sizes[0])], best[_Probe(sizes[-1])]
+    try:
+        link = fit_link([probe.blocks * block_bytes for probe in best], [times.all_s for times in best.values()])
+    except TransferError:
+        link = Link(bytes_per_s=sizes[-1] * block_bytes / largest.all_s, latency_s=0.0)
     return replace(
         link,
-        per_layer_s=max(0.0, layerwise.all_s - serialized[0].all_s) / layout.layers,
-        streaming_slowdown=min(1.0, serialized[-1].sending_s / serialized[-1].all_s),
+        per_layer_s=max(0.0, layerwise.all_s - smallest.all_s) / layout.layers,
+        streaming_slowdown=min(1.0, largest.sending_s / largest.all_s),
     )
 
 
 def link_text(link: Link, threshold_tokens: int) -> str:
     """Return a measured link and what follows from it, for people, on one line."""
+    from_there = f"from {threshold_tokens:,} tokens" if threshold_tokens <= _LONGEST_TOKENS else "never"
     return (
         f"{link.bytes_per_s / 1e9:.1f} GB/s, latency {link.latency_s * 1e6:.0f} us, "
         f"{link.per_layer_s * 1e6:.0f} us a layer, slowdown {link.streaming_slowdown:.0%}; "
-        f"layer by layer from {threshold_tokens:,} tokens"
+        f"layer by layer {from_there}"
     )
+
+
+def _best_times(post: Post, address: Address, sizes: list[int], enough_s: float) -> dict[_Probe, _Times]:
+    """Return the shortest times of each kind of transfer; the three without which there is no link come first."""
+    end_s = time.perf_counter() + enough_s
+    needed = [_Probe(sizes[0]), _Probe(sizes[-1]), _Probe(1, layerwise=True)]
+    probes = needed + [_Probe(blocks) for blocks in sizes[1:-1]]
+    best: dict[_Probe, _Times] = {}
+    for place, probe in enumerate(probes * _ROUNDS):
+        if place >= len(needed) and time.perf_counter() >= end_s:
+            break
+        times = _transfer(post, address, probe.blocks, layerwise=probe.layerwise)
+        best[probe] = min(times, best.get(probe, times))
+    return best
 
 
 def _transfer(post: Post, address: Address, blocks: int, *, layerwise: bool = False) -> _Times:

@@ -14,6 +14,9 @@ from phasesplit.transfer.states import Arrival
 from phasesplit.transfer.tcp import TcpListener
 from phasesplit.transfer.timing import Clock, Patience
 
+MOST_STRANGERS = 64
+"""How many channels may be open whose other end has not said who it is; the oldest ones are closed."""
+
 Listener = SharedMemoryListener | TcpListener | NixlListener
 
 
@@ -41,6 +44,7 @@ class Incoming:
         clock: Returns the instant.
         patience: How long to wait for what.
         poison: Fill blocks with `receiver.POISON` when they are freed.
+        secret: The cluster's key, or None.
     """
 
     def __init__(
@@ -53,8 +57,9 @@ class Incoming:
         patience: Patience,
         *,
         poison: bool,
+        secret: bytes | None = None,
     ) -> None:
-        self._receiver = Receiver(greeting, pool.blocks, free, lease_s=patience.lease_s, poison=poison)
+        self._receiver = Receiver(greeting, pool.blocks, free, lease_s=patience.lease_s, poison=poison, secret=secret)
         self._listeners = listeners
         self._clock = clock
         self._patience = patience
@@ -121,7 +126,10 @@ class Incoming:
         """Take connections, and move what can move without waiting."""
         now_s = self._clock()
         for listener in self._listeners:
-            while channel := listener.accept():
+            for _ in range(MOST_STRANGERS):
+                channel = listener.accept()
+                if channel is None:
+                    break
                 self._last_channel += 1
                 self._channels[self._last_channel] = channel
                 self._strangers[self._last_channel] = now_s + self._patience.answer_s
@@ -158,6 +166,9 @@ class Incoming:
                 del self._strangers[number]
             elif now_s >= until_s:
                 self._channels[number].close()
+        # Those that came first have had the time to say who they are: a flood does not keep out who comes behind it.
+        for number in list(self._strangers)[:-MOST_STRANGERS]:
+            self._channels[number].close()
         for number in [n for n, channel in self._channels.items() if channel.condition is not Condition.OPEN]:
             self._receiver.lost(number, now_s)
             self._channels.pop(number).close()

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass, fields
 from phasesplit.errors import TransferError
 from phasesplit.transfer.failures import LayoutMismatchError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the messages; machines of different versions refuse one another."""
+
+_TOO_LARGE = 2**64
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1}
 
@@ -82,9 +84,13 @@ class Greeting:
     blocks: int = 0
     capabilities: tuple[str, ...] = ()
 
-    def to_text(self) -> bytes:
-        """Return the greeting as JSON, UTF-8."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
+    def to_text(self, **beside: str) -> bytes:
+        """Return the greeting as JSON, UTF-8.
+
+        Args:
+            beside: What else the message says; `from_text` does not look at it.
+        """
+        return json.dumps(asdict(self) | beside, sort_keys=True).encode()
 
     @classmethod
     def from_text(cls, text: bytes) -> "Greeting":
@@ -100,10 +106,12 @@ class Greeting:
             if spoken != PROTOCOL:  # looked at first: another version may have other fields
                 raise LayoutMismatchError(f"layout protocol: ours is {PROTOCOL!r}, the peer's is {spoken!r}")
             layout = KvLayout(**parts.pop("layout"))
-            capabilities = tuple(str(name) for name in parts.pop("capabilities"))
-            read = cls(layout=layout, capabilities=capabilities, **parts)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            capabilities = tuple(str(name) for name in parts["capabilities"])
+            machine, epoch, blocks = parts["machine"], parts["epoch"], parts["blocks"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TransferError(f"not a greeting: {error}") from error
-        if not isinstance(read.machine, str) or not isinstance(read.epoch, int) or not isinstance(read.blocks, int):
+        if not isinstance(machine, str) or not isinstance(epoch, int) or not isinstance(blocks, int):
             raise TransferError("not a greeting: machine, epoch or blocks of the wrong type")
-        return read
+        if not (0 <= epoch < _TOO_LARGE and 0 <= blocks < _TOO_LARGE):
+            raise TransferError("not a greeting: epoch or blocks below 0 or above 2^64 - 1")
+        return cls(machine=machine, epoch=epoch, layout=layout, blocks=blocks, capabilities=capabilities)

@@ -64,7 +64,7 @@ class Link:
     Args:
         peer: The receiver's name.
         epoch: Its epoch.
-        sender: The sending end.
+        sender: The sending end, which looks for that receiver.
         address: Where the receiver listens.
         our_boot_id: Of this host.
         memory: Our pool, where NIXL is in use.
@@ -130,16 +130,10 @@ class Link:
             self._channel.close()
 
     def _judge(self, now_s: float) -> None:
-        """Give the peer up where it is another one than was looked for, or does not do its part in time."""
-        found = self.sender.receiver
-        if found is None:
+        """Give the peer up where it does not do its part in time."""
+        if self.sender.receiver is None:
             if now_s >= self._late_from_s:
                 self.sender.lost(f"{self.peer} has not answered the greeting within {self._patience_s:g} s")
-            return
-        if (found.machine, found.epoch) != (self.peer, self.epoch):
-            self.sender.lost(
-                f"looked for {self.peer} in epoch {self.epoch}, found {found.machine} in epoch {found.epoch}"
-            )
             return
         # Our blocks cannot be used again while part of a frame that nobody wants any more is left in the channel.
         if self.is_idle or not self.sender.is_sending_in_vain:

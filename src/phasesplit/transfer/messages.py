@@ -20,7 +20,7 @@ class Kind(IntEnum):
 
     HELLO = 1  # [sender] a greeting
     WELCOME = 2  # [receiver] its greeting: the layouts are equal
-    REFUSE = 3  # [receiver] the layouts differ, or the epoch is stale: the reason
+    REFUSE = 3  # [receiver] the layouts or keys differ, or the epoch is stale: the reason
     FRAME = 4  # [sender] blocks of one layer of one transfer
     READY = 5  # [receiver] all layers are there: the one completion of a transfer
     ABORT = 6  # [both] nothing more is wanted, or will come
@@ -28,6 +28,8 @@ class Kind(IntEnum):
     HEARTBEAT = 8  # [sender] the transfer is still wanted: its lease is extended
     OFFER = 9  # [receiver] blocks wait for the KV of a request: its key, and the reservation
     NOTE = 10  # [sender] a short text that belongs to a transfer, opaque here
+    CHALLENGE = 11  # [receiver] answer to HELLO where the cluster has a key: what a proof is wanted over
+    PROOF = 12  # [sender] it knows the key
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +38,14 @@ class Message:
 
     Attributes:
         kind: What it says.
-        epoch: Epoch of the receiver that made the reservation (HELLO, WELCOME, REFUSE: 0).
+        epoch: Epoch of the receiver that made the reservation (HELLO, WELCOME, REFUSE, CHALLENGE, PROOF: 0).
         transfer: Number that the receiver gave the reservation; never used twice in an epoch.
         layer: Layer of a frame.
         first_block: First block of a frame in the receiver's pool.
         blocks: Blocks of a frame.
         checksum: Checksum of a frame's blocks or of a note's text.
         length_bytes: Bytes that follow the header: the frame's blocks or the text.
-        text: Greeting, reason, offer or note.
+        text: Greeting, reason, offer, note, challenge or proof.
     """
 
     kind: Kind
@@ -97,4 +99,4 @@ def unpack(header: bytes | bytearray | memoryview, text: bytes = b"") -> Message
 
 def reason_text(reason: str) -> bytes:
     """Return a reason as the text of a message, cut to what is allowed."""
-    return reason.encode()[:LONGEST_TEXT_BYTES]
+    return reason.encode(errors="replace")[:LONGEST_TEXT_BYTES]

@@ -86,7 +86,7 @@ def read_offer(text: bytes, most_blocks: int) -> tuple[str, Reservation]:
             blocks += range(first, first + count)
         reservation = Reservation(blocks=tuple(blocks), **parts)
         key = offer["key"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TransferError(f"not an offer: {error}") from error
     numbers = (reservation.epoch, reservation.transfer, reservation.tokens)
     if not isinstance(key, str) or not isinstance(reservation.machine, str) or not blocks:

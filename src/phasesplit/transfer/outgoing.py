@@ -52,6 +52,7 @@ class Outgoing:
         clock: Returns the instant.
         patience: How long to wait for what.
         memory: The pool, where NIXL is in use.
+        secret: The cluster's key, or None.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Outgoing:
         clock: Clock,
         patience: Patience,
         memory: NixlMemory | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self._greeting = greeting
         self._pool = pool
@@ -68,6 +70,7 @@ class Outgoing:
         self._patience = patience
         self._boot_id = boot_id()
         self._memory = memory
+        self._secret = secret
         self._links: dict[str, Link] = {}
         self._orders: dict[str, _Order] = {}
         self.sent = Sent()
@@ -229,7 +232,7 @@ class Outgoing:
         self._links[peer] = Link(
             peer,
             epoch,
-            Sender(self._greeting, self._pool),
+            Sender(self._greeting, self._pool, secret=self._secret, looks_for=(peer, epoch)),
             address,
             self._boot_id,
             self._memory,

@@ -9,6 +9,7 @@ import time
 from typing import Any
 from urllib.parse import quote
 
+from phasesplit.errors import TransferError
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.incoming import Incoming, Listener
 from phasesplit.transfer.layout import Greeting
@@ -33,6 +34,8 @@ class Post:
         clock: Returns the instant.
         patience: How long to wait for what.
         poison: Fill blocks with `receiver.POISON` when they are freed, so that a late reader is found out.
+        secret: The cluster's key, >= 1 byte, which both ends of a channel prove to know before they talk; None: there
+            is none, and whoever can connect is believed. Machines with and without one refuse one another.
 
     Attributes:
         greeting: As above.
@@ -41,9 +44,9 @@ class Post:
         outgoing: KV that leaves.
 
     Raises:
-        OSError: It cannot listen there.
+        OSError: It cannot listen there, or the directory is not this user's alone (mode 0700).
         ImportError: NIXL is asked for and not installed.
-        TransferError: The pool is not that of the greeting's layout.
+        TransferError: The pool is not that of the greeting's layout, or the key is empty.
     """
 
     def __init__(
@@ -58,7 +61,10 @@ class Post:
         clock: Clock = time.monotonic,
         patience: Patience = Patience(),  # noqa: B008 - frozen
         poison: bool = False,
+        secret: bytes | None = None,
     ) -> None:
+        if secret == b"":
+            raise TransferError("the cluster's key is empty, allowed is one byte or more")
         self.greeting = greeting
         self.free = free
         self._address: dict[str, Any] = {"boot_id": boot_id(), "unix": None, "tcp": None, "nixl": None}
@@ -83,8 +89,8 @@ class Post:
                 listeners.append(over_nixl)
                 undo.callback(over_nixl.close)
                 self._address["nixl"] = list(over_nixl.address)
-            self.outgoing = Outgoing(greeting, pool.blocks, clock, patience, self._memory)
-            self.incoming = Incoming(greeting, pool, free, listeners, clock, patience, poison=poison)
+            self.outgoing = Outgoing(greeting, pool.blocks, clock, patience, self._memory, secret)
+            self.incoming = Incoming(greeting, pool, free, listeners, clock, patience, poison=poison, secret=secret)
             undo.pop_all()
 
     @property

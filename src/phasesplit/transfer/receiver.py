@@ -18,6 +18,7 @@ from phasesplit.transfer.checksum import checksum
 from phasesplit.transfer.failures import Reason
 from phasesplit.transfer.layout import Greeting
 from phasesplit.transfer.leases import LeaseBook
+from phasesplit.transfer.meeting import Answerer
 from phasesplit.transfer.messages import Kind, Message, reason_text
 from phasesplit.transfer.offers import Reservation, offer_text
 from phasesplit.transfer.states import ARRIVAL_TABLE, Arrival, ArrivalEvent
@@ -40,6 +41,7 @@ class Receiver:
         free: Where the blocks are taken from, by default a pool of its own.
         lease_s: Time that a reservation lives without a heartbeat, > 0.
         poison: Fill blocks with `POISON` when they are freed, so that a late reader is found out.
+        secret: The cluster's key, which both ends prove to know; None: there is none.
 
     Raises:
         TransferError: The pool is not that of the layout.
@@ -53,6 +55,7 @@ class Receiver:
         *,
         lease_s: float = 30.0,
         poison: bool = False,
+        secret: bytes | None = None,
     ) -> None:
         layout = greeting.layout
         if pool.shape[::2] != (layout.layers, layout.block_bytes) or not pool.flags.c_contiguous:
@@ -63,6 +66,8 @@ class Receiver:
         self._lease_s = lease_s
         self._poison = poison
         self._awaited: dict[int, Awaited] = {}
+        self._secret = secret
+        self._meetings: dict[int, Answerer | None] = {}  # None: it was refused, and is heard no more
         self._peers: dict[int, str] = {}
         self._epochs: dict[str, int] = {}
         self._why: dict[int, str] = {}  # of the latest that ended
@@ -188,6 +193,7 @@ class Receiver:
     def lost(self, channel: int, now_s: float) -> None:
         """Take note that nothing more can come through a channel, however it ended."""
         self._peers.pop(channel, None)
+        self._meetings.pop(channel, None)
         self.cuts.discard(channel)
         for transfer in [number for number, awaited in self._awaited.items() if channel in awaited.channels]:
             self._awaited[transfer].channels.discard(channel)
@@ -205,8 +211,8 @@ class Receiver:
 
     def on_message(self, channel: int, message: Message, now_s: float) -> None:
         """Take a message; the bytes of a frame are in their place already."""
-        if message.kind is Kind.HELLO:
-            self._register(channel, message.text)
+        if channel not in self._peers:
+            self._meet(channel, message)
             return
         word, why = self._objection(channel, message)
         if word:
@@ -230,22 +236,32 @@ class Receiver:
         else:
             self.absorbed["message of a receiver"] += 1
 
-    def _register(self, channel: int, text: bytes) -> None:
+    def _meet(self, channel: int, message: Message) -> None:
+        """Hear who is at the other end of a channel; it has one attempt."""
+        answerer = self._meetings.setdefault(channel, Answerer(self._greeting, self._secret))
+        if answerer is None:
+            self.absorbed["refused before"] += 1
+            self.cuts.add(channel)
+            return
         try:
-            theirs = Greeting.from_text(text)
+            theirs = answerer.hear(message)
+            if theirs is None:
+                self.outbox.append((channel, answerer.challenge()))
+                return
             self._layout.demand_equal(theirs.layout)
             latest = self._epochs.get(theirs.machine, theirs.epoch)
             if theirs.epoch < latest:
                 raise TransferError(f"epoch {theirs.epoch} of {theirs.machine} is stale, the latest is {latest}")
         except TransferError as error:
             self.absorbed["refused registration"] += 1
+            self._meetings[channel] = None
             self.outbox.append((channel, Message(Kind.REFUSE, text=reason_text(str(error)))))
             return
         if theirs.epoch > latest:  # the machine was started again: nothing comes from its former life
             self.cuts |= {number for number, name in self._peers.items() if name == theirs.machine}
         self._epochs[theirs.machine] = theirs.epoch
         self._peers[channel] = theirs.machine
-        self.outbox.append((channel, Message(Kind.WELCOME, text=self._greeting.to_text())))
+        self.outbox.append((channel, answerer.welcome()))
         for awaited in self._awaited.values():
             if awaited.sender == theirs.machine and awaited.state is Arrival.RESERVED:
                 awaited.channels.add(channel)

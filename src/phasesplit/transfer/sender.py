@@ -14,6 +14,7 @@ from phasesplit.errors import TransferError
 from phasesplit.transfer.checksum import checksum
 from phasesplit.transfer.departures import Departures, Leaving, Transfer
 from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.meeting import Caller, Identity
 from phasesplit.transfer.messages import LONGEST_TEXT_BYTES, Kind, Message, reason_text
 from phasesplit.transfer.offers import Reservation, read_offer
 from phasesplit.transfer.runs import Run, runs
@@ -41,14 +42,25 @@ class Sender:
         greeting: What this machine says of itself.
         pool: KV blocks, uint8 (layers, blocks, block bytes), contiguous; only read.
         frame_bytes: Longest frame; a block that is longer goes alone.
+        secret: The cluster's key, which both ends prove to know; None: there is none.
+        looks_for: Name and epoch of the receiver; None: any.
     """
 
-    def __init__(self, greeting: Greeting, pool: NDArray[np.uint8], *, frame_bytes: int = FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        greeting: Greeting,
+        pool: NDArray[np.uint8],
+        *,
+        frame_bytes: int = FRAME_BYTES,
+        secret: bytes | None = None,
+        looks_for: Identity | None = None,
+    ) -> None:
         self._greeting = greeting
         self._pool = pool
         self._frame_blocks = max(1, frame_bytes // greeting.layout.block_bytes)
         self._departures = Departures()
-        self._queue: deque[Run | Message] = deque([Message(Kind.HELLO, text=greeting.to_text())])
+        self._caller = Caller(greeting, secret, looks_for)
+        self._queue: deque[Run | Message] = deque([self._caller.hello()])
         self._prepared: tuple[Message, Payload | None] | None = None
         self._in_channel = 0
         self._lost = ""
@@ -267,13 +279,8 @@ class Sender:
     def on_message(self, message: Message, now_s: float) -> None:
         """Take a message of the receiver."""
         text = message.text.decode(errors="replace")
-        if message.kind is Kind.WELCOME:
-            try:
-                theirs = Greeting.from_text(message.text)
-                self._greeting.layout.demand_equal(theirs.layout)
-                self.receiver = theirs
-            except TransferError as error:
-                self.lost(str(error))
+        if message.kind in (Kind.CHALLENGE, Kind.WELCOME):
+            self._meet(message)
         elif message.kind is Kind.REFUSE:
             self.lost(f"refused: {text}")
         elif self.receiver is None or message.epoch != self.receiver.epoch:
@@ -293,6 +300,16 @@ class Sender:
             self._say(Kind.STOPPED, message.transfer)
         else:
             self.absorbed["message of a sender"] += 1
+
+    def _meet(self, message: Message) -> None:
+        """Prove who we are, or take note of who the receiver is."""
+        try:
+            if message.kind is Kind.CHALLENGE:
+                self._queue.append(self._caller.proof(message.text))
+            else:
+                self.receiver = self._caller.met(message.text)
+        except TransferError as error:
+            self.lost(str(error))
 
     def _on_offer(self, message: Message, receiver: Greeting, now_s: float) -> None:
         """Join an offer to its order, keep it until there is one, or turn it down."""

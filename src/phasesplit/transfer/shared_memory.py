@@ -14,6 +14,8 @@ import fcntl
 import mmap
 import os
 import socket
+import stat
+import struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,8 @@ from phasesplit.transfer.layout import Greeting, KvLayout
 from phasesplit.transfer.messages import HEADER_BYTES, LONGEST_TEXT_BYTES, Kind, Message, unpack
 
 _BACKLOG = 64
+_POLL_MESSAGES = 1_000  # after so many, other channels have their turn
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class SharedPool:
@@ -108,7 +112,9 @@ class SharedMemoryChannel:
         """See `Channel.poll`; frames are in their place already."""
         del place
         come: list[Message] = []
-        while self.condition is Condition.OPEN:
+        for _ in range(_POLL_MESSAGES):
+            if self.condition is not Condition.OPEN:
+                break
             try:
                 packed, files = self._receive()
             except BlockingIOError:
@@ -165,14 +171,15 @@ class SharedMemoryListener:
     """Takes connections of processes on this host that belong to the same user.
 
     Args:
-        path: Where the socket is made; must not exist.
+        path: Where the socket is made; must not exist, in a directory that no other user can enter.
         pool: The receiver's pool.
 
     Raises:
-        OSError: The socket cannot be made there.
+        OSError: The socket cannot be made there, or the directory is not ours alone.
     """
 
     def __init__(self, path: str, pool: SharedPool) -> None:
+        _demand_private(os.path.dirname(path) or ".")
         self._path = path
         self._pool = pool
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -186,11 +193,15 @@ class SharedMemoryListener:
         self._socket.setblocking(False)
 
     def accept(self) -> SharedMemoryChannel | None:
-        """Return the next connection, or None if there is none now, or no handle is left for it."""
+        """Return the next connection, or None if there is none of ours now, or no handle is left for it."""
         try:
-            return SharedMemoryChannel(self._socket.accept()[0], self._pool)
+            connection = self._socket.accept()[0]
         except OSError:
             return None
+        if _user_behind(connection) != os.geteuid():
+            connection.close()
+            return None
+        return SharedMemoryChannel(connection, self._pool)
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when there is a connection."""
@@ -207,16 +218,34 @@ def connect_shared_memory(path: str) -> SharedMemoryChannel:
     """Return a channel to a listener on this host.
 
     Raises:
-        OSError: Nobody listens there, or whoever does takes no connections.
+        OSError: Nobody listens there, whoever does takes no connections, or is another user.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.setblocking(False)
     try:
         connection.connect(path)
+        if _user_behind(connection) != os.geteuid():
+            raise PermissionError(f"another user listens at {path}")
     except OSError:
         connection.close()
         raise
     return SharedMemoryChannel(connection)
+
+
+def _demand_private(directory: str) -> None:
+    """Raise PermissionError unless the directory is this user's, and no other can enter it."""
+    found = os.stat(directory)
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(
+            f"{directory}: belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}, "
+            f"allowed is a directory of user {os.geteuid()} with mode 0700"
+        )
+
+
+def _user_behind(connection: socket.socket) -> int:
+    """Return the user who made the other end, as the kernel says."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(packed)[1])
 
 
 def _mapped(file: int, text: bytes) -> NDArray[np.uint8]:

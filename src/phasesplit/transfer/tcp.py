@@ -12,6 +12,7 @@ from phasesplit.transfer.channel import Condition, Place
 from phasesplit.transfer.messages import HEADER_BYTES, Kind, Message, unpack
 
 _POLL_BYTES = 64 * 1024 * 1024  # after so many, other channels have their turn
+_POLL_MESSAGES = 1_000  # the same
 _DISCARD_BYTES = 256 * 1024
 
 
@@ -69,7 +70,7 @@ class TcpChannel:
         """See `Channel.poll`."""
         come: list[Message] = []
         budget_bytes = _POLL_BYTES
-        while self.condition is Condition.OPEN and budget_bytes > 0:
+        while self.condition is Condition.OPEN and budget_bytes > 0 and len(come) < _POLL_MESSAGES:
             try:
                 got = self._socket.recv_into(self._wanted)
             except BlockingIOError:

@@ -1,0 +1,199 @@
+"""`phasesplit serve`: a phase-split cluster on this host behind an OpenAI-compatible endpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phasesplit.cli.options import option
+from phasesplit.cli.worker import bytes_of, setting
+from phasesplit.errors import SpecError
+
+if TYPE_CHECKING:
+    from phasesplit.files.serve_files import ServedCluster
+
+
+def serve(
+    cluster: Annotated[
+        str | None, typer.Argument(help="Cluster file; what the options say goes before it.", metavar="[YAML]")
+    ] = None,
+    model: Annotated[
+        str | None,
+        option(
+            "--model",
+            text="default (SmolLM2-135M-Instruct, fetched once), tiny (random, no network), a GGUF file or a "
+            "directory with safetensors.",
+            metavar="NAME|PATH",
+        ),
+    ] = None,
+    prompt: Annotated[int | None, option("--prompt", text="Workers for prompts; by default 1.", metavar="N")] = None,
+    token: Annotated[int | None, option("--token", text="Workers for tokens; by default 1.", metavar="N")] = None,
+    mixed: Annotated[
+        int | None, option("--mixed", text="Workers that do both, in the mixed pool.", metavar="N")
+    ] = None,
+    unsplit: Annotated[
+        int | None, option("--unsplit", text="Workers that serve requests whole, instead of a split.", metavar="N")
+    ] = None,
+    host: Annotated[str | None, option("--host", text="Address; by default 127.0.0.1.", metavar="ADDRESS")] = None,
+    port: Annotated[
+        int | None, option("--port", text="Port; by default 8080, 0 takes any free one.", metavar="N")
+    ] = None,
+    kv_memory: Annotated[
+        str | None,
+        option("--kv-memory", text="Memory for KV of each worker; 512MB, taken as it is used.", metavar="BYTES"),
+    ] = None,
+    prefix_cache: Annotated[
+        bool, option("--prefix-cache", text="Keep the KV of prompts for later ones that start the same.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        option("--set", text="A field of the scheduling rules, such as elastic=false; may be repeated.", metavar="F=V"),
+    ] = None,
+    api_key_file: Annotated[
+        str | None, option("--api-key-file", text="File of keys, one a line, that let clients in.", metavar="FILE")
+    ] = None,
+    admin_key_file: Annotated[
+        str | None, option("--admin-key-file", text="The same for /admin.", metavar="FILE")
+    ] = None,
+    join_key_file: Annotated[
+        str | None,
+        option("--join-key-file", text="File with the key that workers of other hosts bring.", metavar="FILE"),
+    ] = None,
+    log_decisions: Annotated[
+        str | None,
+        option("--log-decisions", text="Write each decision of the scheduler, for replay-decisions.", metavar="FILE"),
+    ] = None,
+    log_requests: Annotated[
+        str | None, option("--log-requests", text="Write a JSON line for each request that has ended.", metavar="FILE")
+    ] = None,
+    logs: Annotated[
+        str | None,
+        option("--logs", text="Directory for the workers' logs; by default they come here.", metavar="DIR"),
+    ] = None,
+) -> int:
+    """Serve a model: prompts in one pool of processes, tokens in another, KV moving between them.
+
+    Example: phasesplit serve --model tiny --prompt 1 --token 2
+    """
+    import asyncio
+    import contextlib
+
+    from phasesplit.engine.fetch import model_path
+    from phasesplit.serving.cluster import Watchers, run_cluster
+
+    asked = _asked(
+        cluster,
+        model=model,
+        pools={"prompt": prompt, "token": token, "mixed": mixed, "unsplit": unsplit},
+        host=host,
+        port=port,
+        kv_memory=kv_memory,
+        prefix_cache=prefix_cache,
+        settings=settings or [],
+        keys=(api_key_file, admin_key_file, join_key_file),
+    )
+    with contextlib.ExitStack() as open_files:
+        watchers = Watchers(
+            ready=lambda ready: typer.echo(ready.text()),
+            say=_say,
+            log=_log(logs),
+            decisions=_decisions(log_decisions, open_files),
+            records=_records(log_requests, open_files),
+        )
+        return asyncio.run(run_cluster(asked, model_path(asked.model, _say), watchers))
+
+
+def _asked(
+    file: str | None,
+    *,
+    model: str | None,
+    pools: dict[str, int | None],
+    host: str | None,
+    port: int | None,
+    kv_memory: str | None,
+    prefix_cache: bool,
+    settings: list[str],
+    keys: tuple[str | None, str | None, str | None],
+) -> "ServedCluster":
+    """Return what the file says, changed by what the options say."""
+    from dataclasses import replace
+
+    from phasesplit.files.serve_files import (
+        ServedCluster,
+        load_served_cluster,
+        only_key,
+        read_keys,
+        served_rules,
+    )
+
+    asked = load_served_cluster(file) if file is not None else ServedCluster()
+    changes: dict[str, Any] = {}
+    if any(count is not None for count in pools.values()):
+        changes["pools"] = _pools(pools)
+    if kv_memory is not None:
+        changes["kv_bytes"] = bytes_of(kv_memory, "--kv-memory")
+    if port is not None:
+        if not 0 <= port < 1 << 16:
+            raise SpecError.bad("--port", port, "a whole number from 0 to 65535")
+        changes["port"] = port
+    if settings:
+        changes["rules"] = served_rules(dict(map(setting, settings)), "--set", asked.rules)
+    clients, admin, join = keys
+    if clients is not None:
+        changes["client_keys"] = read_keys(clients, "--api-key-file")
+    if admin is not None:
+        changes["admin_keys"] = read_keys(admin, "--admin-key-file")
+    if join is not None:
+        changes["join_key"] = only_key(read_keys(join, "--join-key-file"), "--join-key-file")
+    changes |= {name: value for name, value in (("model", model), ("host", host)) if value is not None}
+    return replace(asked, has_prefix_cache=prefix_cache or asked.has_prefix_cache, **changes)
+
+
+def _pools(counts: dict[str, int | None]) -> dict[str, int]:
+    """Return the pools that the options ask for; a split has at least one worker on each side."""
+    from phasesplit.files.serve_schema import MOST_WORKERS
+
+    for role, count in counts.items():
+        if count is not None and not 0 <= count <= MOST_WORKERS:
+            raise SpecError.bad(f"--{role}", count, f"a whole number from 0 to {MOST_WORKERS}")
+    asked = {role: count for role, count in counts.items() if count is not None}
+    if "unsplit" not in asked and "mixed" not in asked:
+        asked = {"prompt": 1, "token": 1} | asked
+    if asked.get("unsplit") and any(asked.get(role) for role in ("prompt", "token", "mixed")):
+        raise SpecError("--unsplit: a cluster is either split (--prompt, --token, --mixed) or not")
+    if not any(asked.values()) or (bool(asked.get("prompt")) != bool(asked.get("token")) and not asked.get("mixed")):
+        raise SpecError("--prompt, --token: a split cluster needs workers for prompts and for tokens, or mixed ones")
+    return {role: count for role, count in asked.items() if count}
+
+
+def _log(directory: str | None) -> Callable[[str, str], None]:
+    if directory is None:
+        return lambda name, line: _say(f"[{name}] {line}")
+    from phasesplit.files.worker_logs import WorkerLogs
+
+    return WorkerLogs(Path(directory)).write
+
+
+def _decisions(path: str | None, open_files: Any) -> Callable[[bytes], object] | None:
+    if path is None:
+        return None
+    from phasesplit.files.decision_log import DecisionLog
+
+    log = DecisionLog(path)
+    open_files.callback(log.close)
+    return log.write
+
+
+def _records(path: str | None, open_files: Any) -> Callable[[Any], object] | None:
+    if path is None:
+        return None
+    from phasesplit.files.request_log import RequestLog
+
+    log = RequestLog(Path(path))
+    open_files.callback(log.close)
+    return log.write
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

@@ -1,0 +1,185 @@
+"""`phasesplit worker`: one worker of a live cluster, on this host or another."""
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phasesplit.cli.options import option
+from phasesplit.errors import SpecError
+
+if TYPE_CHECKING:
+    from phasesplit.serving.announcing import Gateway
+
+KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
+ROLES = ("prompt", "token", "mixed", "unsplit")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def worker(
+    join: Annotated[
+        str | None, option("--join", text="Gateway to join; without one the worker serves by itself.", metavar="URL")
+    ] = None,
+    name: Annotated[
+        str | None,
+        option("--name", text="Its name, unique in the cluster; by default of host and role.", metavar="NAME"),
+    ] = None,
+    home: Annotated[
+        str, option("--home", text="What it is for; by default unsplit.", metavar="prompt|token|mixed|unsplit")
+    ] = "unsplit",
+    model: Annotated[
+        str,
+        option(
+            "--model",
+            text="default (SmolLM2-135M-Instruct), tiny (random, no network), a GGUF file or a directory; "
+            "the same as the gateway's.",
+            metavar="NAME|PATH",
+        ),
+    ] = "default",
+    called: Annotated[
+        str | None,
+        option("--model-name", text="Name that clients ask for; by default the model's own.", metavar="NAME"),
+    ] = None,
+    host: Annotated[
+        str | None,
+        option(
+            "--host",
+            text="Address to listen at; by default the one that faces the gateway, 127.0.0.1 for one on this host.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
+    port: Annotated[int, option("--port", text="Port to listen at; by default any free one.", metavar="N")] = 0,
+    kv_memory: Annotated[
+        str, option("--kv-memory", text="Memory for KV; by default 512MB, taken as it is used.", metavar="BYTES")
+    ] = "512MB",
+    key_file: Annotated[
+        str | None,
+        option(
+            "--key-file",
+            text=f"File with the cluster's join key; by default the environment variable {KEY_VARIABLE}, if set.",
+            metavar="FILE",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        option("--set", text="A field of the scheduling rules; may be repeated.", metavar="FIELD=VALUE"),
+    ] = None,
+    prefix_cache: Annotated[
+        bool, option("--prefix-cache", text="Keep the KV of prompts for later ones that start the same.")
+    ] = False,
+    drain: Annotated[
+        str, option("--drain", text="Time that requests have to end in when it is told to stop; 30 s.", metavar="S")
+    ] = "30 s",
+    epoch: Annotated[int | None, typer.Option("--epoch", hidden=True)] = None,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
+    sockets: Annotated[str | None, typer.Option("--sockets", hidden=True)] = None,
+) -> int:
+    """Run one worker, and let it join a gateway; Ctrl-C lets it finish what it has begun.
+
+    Example: phasesplit worker --join http://10.0.0.5:8080 --home token --key-file join.key
+    """
+    if parent is not None:
+        from phasesplit.serving.parent import end_with_parent
+
+        end_with_parent(parent)
+    import asyncio
+    import contextlib
+
+    from phasesplit.engine.fetch import model_path
+    from phasesplit.files.serve_files import only_key, read_keys, served_rules
+    from phasesplit.serving.announcing import Gateway
+    from phasesplit.serving.embedded import WorkerSettings
+    from phasesplit.serving.naming import model_name
+    from phasesplit.serving.sockets import socket_directory
+    from phasesplit.serving.worker import WorkerPlace, run_worker
+
+    if home not in ROLES:
+        raise SpecError.unknown("--home", home, ROLES)
+    gateway = Gateway.from_text(join) if join is not None else None
+    key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(KEY_VARIABLE)
+    address = host or facing(gateway)
+    if address not in LOOPBACK and not key:
+        raise SpecError(f"--host {address}: a worker that others can reach needs a key, --key-file or {KEY_VARIABLE}")
+    rules = served_rules(dict(setting(text) for text in settings or ()), "--set")
+    with contextlib.nullcontext(sockets) if sockets else socket_directory() as directory:
+        worker_settings = WorkerSettings(
+            name=name or f"{os.uname().nodename}-{home}-{os.getpid()}",
+            epoch=int(time.time() * 1000) if epoch is None else epoch,
+            home=home,
+            model=model_path(model, say),
+            model_name=called or model_name(model),
+            kv_bytes=bytes_of(kv_memory, "--kv-memory"),
+            rules=rules,
+            has_prefix_cache=prefix_cache,
+            sockets=directory,
+            transfer_host=number(address, gateway),
+        )
+        place = WorkerPlace(
+            host=address,
+            port=port,
+            gateway=gateway,
+            join_key=key,
+            key=key,
+            drain_s=seconds_of(drain, "--drain"),
+        )
+        ready = announce if parent is not None else tell
+        return asyncio.run(run_worker(worker_settings, place, ready=ready, say=say))
+
+
+def bytes_of(text: str, where: str) -> int:
+    """Return a size that a person wrote, in bytes."""
+    return int(_quantity(text, "bytes", 1e15, where))
+
+
+def seconds_of(text: str, where: str) -> float:
+    """Return a time that a person wrote, in seconds."""
+    return _quantity(text, "s", 1e6, where)
+
+
+def _quantity(text: str, kind: str, most: float, where: str) -> float:
+    from phasesplit.files.units import quantity
+
+    try:
+        return quantity(text, kind, most=most)
+    except ValueError as problem:
+        raise SpecError.bad(where, text, str(problem)) from None
+
+
+def setting(text: str) -> tuple[str, str]:
+    """Return field and value of FIELD=VALUE."""
+    field, equals, value = text.partition("=")
+    if not equals:
+        raise SpecError.bad("--set", text, "FIELD=VALUE, such as batching=chunked")
+    return field, value
+
+
+def facing(gateway: "Gateway | None") -> str:
+    """Return the address of this host that a gateway's network sees."""
+    if gateway is None or gateway.host in LOOPBACK:
+        return "127.0.0.1"
+    return gateway.own_host()
+
+
+def number(address: str, gateway: "Gateway | None") -> str:
+    """Return where workers of other hosts reach this one's KV, as a number."""
+    if address in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return gateway.own_host() if gateway is not None else "127.0.0.1"
+    return "127.0.0.1" if address == "localhost" else address
+
+
+def announce(announcement: dict[str, Any]) -> None:
+    """Print an announcement for the process that supervises this one."""
+    typer.echo(json.dumps(announcement))
+
+
+def tell(announcement: dict[str, Any]) -> None:
+    """Print an announcement for people."""
+    name, home, model, url = (announcement[field] for field in ("name", "home", "model", "url"))
+    say(f"worker {name} ({home}) serves {model} on {url}")
+
+
+def say(line: str) -> None:
+    """Print a line of the log."""
+    typer.echo(line, err=True)

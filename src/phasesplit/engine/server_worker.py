@@ -1,0 +1,181 @@
+"""What a worker's server knows: who the worker is, its engine's thread, the requests that are on their way."""
+
+import asyncio
+import itertools
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phasesplit._version import __version__
+from phasesplit.engine.events import Event, Failed, Finished, KvLeft, KvReady, Refused, Started
+from phasesplit.engine.server_feed import Feed
+from phasesplit.engine.thread import EngineThread
+from phasesplit.engine.tokens import Tokenizer
+from phasesplit.engine.wire import SendKv, Served, WorkerRequest
+
+ROLES = ("prompt", "token", "mixed", "unsplit")
+
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(kw_only=True, eq=False)
+class Worker:
+    """A worker as its server sees it.
+
+    Attributes:
+        name: Its name, unique in the cluster.
+        epoch: Which start of it this is; grows from start to start.
+        home: The role it came with, one of `ROLES`.
+        thread: Its engine.
+        load_tokenizer: Returns what makes the text of answers; the first time may take a while.
+        served: What it serves.
+        constant: Facts that never change: model, layout, address, sizes, threshold.
+        changing: Makes the facts that come from outside of the engine (transfers), a snapshot.
+        role: The role it has now; the gateway's word, which the engine does not ask for.
+        started_s: When, in seconds since 1970.
+        is_draining: Whether it takes no more requests.
+        feed: Who listens to it.
+        live: Requests that are not over, by key, and who hears of each.
+    """
+
+    name: str
+    epoch: int
+    home: str
+    thread: EngineThread
+    load_tokenizer: Callable[[], Tokenizer]
+    served: Served
+    constant: Mapping[str, Any]
+    changing: Callable[[], Mapping[str, Any]] = dict
+    role: str = ""
+    started_s: float = field(default_factory=time.time)
+    is_draining: bool = False
+    feed: Feed = field(init=False)
+    live: dict[str, OnEvent] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.role = self.role or self.home
+        self.feed = Feed(self.facts)
+        self._numbers = itertools.count()
+        self._start = f"own-{secrets.token_hex(4)}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names under which its model may be asked for."""
+        return self.served.models
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why its engine has stopped, None while it runs."""
+        return self.thread.error
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What makes the text of answers."""
+        return self.load_tokenizer()
+
+    def facts(self) -> dict[str, Any]:
+        """Return a snapshot of everything that is known of this worker, JSON-able."""
+        engine = self.thread.facts
+        return {
+            "name": self.name,
+            "epoch": self.epoch,
+            "home": self.home,
+            "role": self.role,
+            **self.constant,
+            "keys": [key for key in self.live if not self._is_own(key)],
+            "context_tokens": engine.context_tokens,
+            "capacity_blocks": engine.capacity_blocks,
+            "used_blocks": engine.used_blocks,
+            "waiting_prompts": engine.waiting_prompts,
+            "running": engine.running,
+            "held": {key: blocks for key, blocks in engine.held.items() if not self._is_own(key)},
+            "pending_tokens": engine.pending_tokens,
+            "steps": engine.steps,
+            "tokens": engine.tokens,
+            "kept_blocks": engine.kept_blocks,
+            "evictions": engine.evictions,
+            "is_draining": self.is_draining,
+            "transfers": {"layerwise": engine.layerwise, "serialized": engine.serialized, **self.changing()},
+            "started_s": self.started_s,
+            "memory_bytes": resident_bytes(),
+            "pid": os.getpid(),
+            "version": __version__,
+        }
+
+    def own_key(self) -> str:
+        """Return a key for a request that comes without one; it is not told to the gateway, which did not give it."""
+        return f"{self._start}.{next(self._numbers)}"
+
+    def _is_own(self, key: str) -> bool:
+        return key.startswith(self._start)
+
+    def submit(self, request: WorkerRequest, key: str, on_event: OnEvent) -> None:
+        """Hand a request to the engine, and tell the feed what happens to it."""
+        leaves = isinstance(request.transfer, SendKv)
+
+        def heard(event: Event) -> None:
+            self._tell(key, event)
+            is_over = isinstance(event, Refused | Failed | KvLeft) or (isinstance(event, Finished) and not leaves)
+            if is_over:
+                self.live.pop(key, None)
+            on_event(event)
+
+        self.live[key] = heard
+        self.thread.submit(key, request, heard)
+
+    def abort(self, key: str, why: str) -> None:
+        """End a request in whatever state it is; a key that is not known, or over, changes nothing.
+
+        Args:
+            key: Its key.
+            why: Told to whoever still waits for its answer.
+        """
+        self.thread.abort(key)
+        heard = self.live.get(key)
+        if heard is not None:
+            heard(Failed(why))
+
+    def close(self) -> None:
+        """End all requests, and whoever listens."""
+        for key in tuple(self.live):
+            self.abort(key, "the worker stops")
+        self.feed.close()
+
+    def drain(self) -> None:
+        """Take no more requests; those that are here go on."""
+        self.is_draining = True
+        self.thread.drain()
+        self.feed.nudge()
+
+    async def drained(self, within_s: float) -> bool:
+        """Wait until no request is here; return whether that came in time."""
+        end_s = time.monotonic() + within_s
+        while self.live and time.monotonic() < end_s:
+            await asyncio.sleep(0.01)
+        return not self.live
+
+    def _tell(self, key: str, event: Event) -> None:
+        if isinstance(event, Started):
+            self.feed.tell({"prompt_started": key})
+        elif isinstance(event, KvReady):
+            self.feed.tell({"kv_ready": key})
+        elif isinstance(event, KvLeft):
+            self.feed.tell({"kv_left": key})
+        elif isinstance(event, Failed):
+            self.feed.tell({"gone": key, "why": event.why})
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has to itself, 0 where the system does not say.
+
+    Pages that are shared with other processes (the weights, mapped from one file) are not counted.
+    """
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            _, resident, shared, *_ = map(int, statm.read().split())
+    except (OSError, ValueError):
+        return 0
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,201 @@
+"""Cluster files that `phasesplit serve` runs, and files of keys."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phasesplit.errors import SpecError
+from phasesplit.files.rules import rules_from
+from phasesplit.files.specs import checked, is_path
+from phasesplit.files.text import read_text, read_yaml
+from phasesplit.scheduling.rules import Rules
+
+EMBEDDED = "embedded"
+"""The machine of a pool that `serve` starts itself: a process on this host."""
+
+BLOCK_TOKENS = 32
+"""Tokens of a KV block of the embedded engine."""
+
+_SHORTEST_KEY = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """How vLLM is started.
+
+    Attributes:
+        python: Interpreter that has vLLM and phasesplit; None: the one that runs `serve`.
+        connector: How KV moves: `phasesplit`, `nixl` or `none`.
+        arguments: Further arguments of vLLM's API server.
+    """
+
+    python: str | None = None
+    connector: str = "phasesplit"
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedCluster:
+    """What `serve` is to run.
+
+    Attributes:
+        name: As in reports.
+        model: `default`, `tiny`, or the path of a model.
+        pools: Role to number of workers on this host.
+        rules: Settings of the scheduling rules.
+        host: Where the gateway listens.
+        port: The same; 0 takes any free one.
+        kv_bytes: Memory for KV of each worker.
+        has_prefix_cache: Whether workers keep the KV of prompts for later ones that start the same.
+        limits: Bounds by name, see `gateway.limits.Limits`; whoever builds them checks them.
+        client_keys: Any of them lets a client in; empty: no key is needed.
+        admin_keys: The same for /admin; empty: nobody may.
+        join_key: What workers bring to join, and the gateway to talk to them; None: only this host's may join.
+        drain_s: Seconds that requests have to end in when the cluster is told to stop.
+        stalled_s: A worker of this host that has not answered for so many seconds is started again.
+        vllm: How vLLM is started; None: workers have the embedded engine.
+        source: The file, for messages; empty where there is none.
+    """
+
+    name: str = "cluster"
+    model: str = "default"
+    pools: Mapping[str, int] = field(default_factory=lambda: {"prompt": 1, "token": 1})
+    rules: Rules = field(default_factory=lambda: Rules(block_tokens=BLOCK_TOKENS))
+    host: str = "127.0.0.1"
+    port: int = 8080
+    kv_bytes: int = 512_000_000
+    has_prefix_cache: bool = False
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    client_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+    join_key: str | None = None
+    drain_s: float = 30.0
+    stalled_s: float = 10.0
+    vllm: VllmOptions | None = None
+    source: str = ""
+
+
+def load_served_cluster(path: str | Path) -> ServedCluster:
+    """Return the cluster that a YAML file describes; paths in it are relative to the file.
+
+    Raises:
+        SpecError: The file holds something that is not allowed.
+    """
+    from phasesplit.files.serve_schema import ServedSpec
+
+    path = Path(path)
+    content, lines = read_yaml(path)
+
+    def where(field: str) -> str:
+        line = lines.get(field.split(".")[0].split("[")[0])
+        return f"{path}, line {line}, {field}" if line else f"{path}, {field}"
+
+    spec = checked(content, ServedSpec, where, str(path))
+    serve = spec.serve
+    pools: dict[str, int] = {}
+    for pool in spec.pools:
+        pools[str(pool.role)] = pools.get(str(pool.role), 0) + pool.count
+    model = spec.model
+    if is_path(model) or model.endswith(".gguf"):
+        model = str((path.parent / model).resolve())
+    return ServedCluster(
+        name=spec.name,
+        model=model,
+        pools=pools,
+        rules=served_rules(spec.rules, where("rules")),
+        host=serve.host,
+        port=serve.port,
+        kv_bytes=int(serve.kv_memory),
+        has_prefix_cache=serve.prefix_cache,
+        limits=serve.limits,
+        client_keys=_keys(serve.keys.clients, path, where("serve.keys.clients")),
+        admin_keys=_keys(serve.keys.admin, path, where("serve.keys.admin")),
+        join_key=only_key(_keys(serve.keys.join, path, where("serve.keys.join")), where("serve.keys.join")),
+        drain_s=serve.drain,
+        stalled_s=serve.stalled,
+        vllm=_vllm(spec, path) if spec.engine == "vllm" else None,
+        source=str(path),
+    )
+
+
+def _vllm(spec: Any, path: Path) -> VllmOptions:
+    python = spec.serve.vllm.python
+    if python is not None and is_path(python):
+        python = str(path.parent / python)  # not resolved: an environment's interpreter is a link
+    return VllmOptions(python=python, connector=spec.serve.vllm.connector, arguments=spec.serve.vllm.arguments)
+
+
+def served_rules(settings: Mapping[str, Any], where: str = "rules", base: Rules | None = None) -> Rules:
+    """Return rules for live machines, whose blocks have the size that the embedded engine gives them.
+
+    Args:
+        settings: Field of `Rules` to value, as a person writes both.
+        where: How the person knows their place.
+        base: The rules to change, by default those of live machines.
+
+    Raises:
+        SpecError: A field or value is not allowed, or only a simulation can follow it.
+    """
+    rules = rules_from(settings, where, base or Rules(block_tokens=BLOCK_TOKENS))
+    if rules.published:
+        raise SpecError.bad(f"{where}, field published", True, "false: the published rules know the output's length")
+    if rules.block_tokens != BLOCK_TOKENS:
+        raise SpecError.bad(f"{where}, field block_tokens", rules.block_tokens, f"{BLOCK_TOKENS}, the engine's")
+    return rules
+
+
+def read_keys(path: str | Path, where: str) -> tuple[str, ...]:
+    """Return the keys of a file: one a line, lines that are empty or start with # are left out.
+
+    Args:
+        path: The file.
+        where: What an error calls the place that names the file.
+
+    Raises:
+        SpecError: It cannot be read, holds no key, or one that is too short or has blanks in it.
+    """
+    keys = [line.strip() for line in read_text(Path(path)).splitlines()]
+    keys = [key for key in keys if key and not key.startswith("#")]
+    if not keys:
+        raise SpecError(f"{where}: {path} holds no key; one a line is expected")
+    return tuple(_key(key, f"{where}, {path}") for key in keys)
+
+
+def only_key(keys: tuple[str, ...], where: str) -> str | None:
+    """Return the only one of some keys, None of none.
+
+    Raises:
+        SpecError: There are several.
+    """
+    if len(keys) > 1:
+        raise SpecError.bad(where, f"{len(keys)} keys", "one key")
+    return keys[0] if keys else None
+
+
+def key_from_environment(name: str, where: str) -> str:
+    """Return the key that an environment variable holds.
+
+    Raises:
+        SpecError: It is not set, or what it holds is no key.
+    """
+    found = os.environ.get(name, "")
+    if not found:
+        raise SpecError(f"{where}: the environment variable {name} is not set")
+    return _key(found, f"{where}, {name}")
+
+
+def _key(key: str, where: str) -> str:
+    if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+        # The key itself is not shown: messages end up in logs.
+        raise SpecError(f"{where}: a key is wrong; allowed are {_SHORTEST_KEY} or more printable ASCII characters")
+    return key
+
+
+def _keys(source: Any, path: Path, where: str) -> tuple[str, ...]:
+    if source is None:
+        return ()
+    if source.file is not None:
+        return read_keys(path.parent / source.file, where)
+    return (key_from_environment(source.env, where),)

@@ -1,0 +1,1 @@
+"""The live cluster put together: worker processes, the gateway's process, and what keeps them alive."""

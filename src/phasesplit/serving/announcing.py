@@ -1,0 +1,123 @@
+"""A worker tells its gateway that it is there, and tells it again whenever nobody listens to it."""
+
+import asyncio
+import http.client
+import json
+import socket
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from phasesplit.errors import SpecError
+
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.05, 2.0
+_REPEAT_S = 10.0
+"""Also a worker that somebody listens to says so now and then: it may not be the gateway."""
+_CALL_S = 5.0
+_LOOK_S = 0.25
+_LONGEST_ANSWER_BYTES = 1 << 16
+
+
+class Gateway(NamedTuple):
+    """Where a gateway is.
+
+    Attributes:
+        scheme: `http` or `https`.
+        host: Its host.
+        port: Its port.
+    """
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def from_text(cls, text: str, where: str = "--join") -> "Gateway":
+        """Return the gateway that a text names: `http://HOST:PORT`, `https://HOST` or `HOST:PORT`.
+
+        Raises:
+            SpecError: It is none of these.
+        """
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            port = 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or not port or parts.path not in ("", "/"):
+            raise SpecError.bad(where, text, "http://HOST:PORT of a gateway")
+        return cls(parts.scheme, parts.hostname, port)
+
+    def own_host(self) -> str:
+        """Return the address of this host that the gateway's network sees; nothing is sent."""
+        with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((self.host, self.port))
+            except OSError as problem:
+                raise SpecError(f"--join: {self.host} cannot be reached: {problem.strerror or problem}") from None
+            return str(probe.getsockname()[0])
+
+    def post(self, path: str, content: dict[str, Any], key: str | None) -> tuple[int, str]:
+        """Post JSON, and return status and body.
+
+        Raises:
+            OSError: The gateway cannot be reached.
+        """
+        kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self.host, self.port, timeout=_CALL_S)
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        try:
+            connection.request("POST", path, json.dumps(content), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(_LONGEST_ANSWER_BYTES).decode("utf-8", "replace")
+        except http.client.HTTPException as problem:
+            raise OSError(str(problem) or type(problem).__name__) from None
+        finally:
+            connection.close()
+
+
+async def keep_announced(
+    gateway: Gateway,
+    url: str,
+    facts: Callable[[], dict[str, Any]],
+    *,
+    key: str | None,
+    has_listener: Callable[[], bool],
+    say: Callable[[str], None],
+) -> None:
+    """Announce a worker, and again whenever nobody listens to its events; endless.
+
+    Args:
+        gateway: To whom.
+        url: Where the worker can be reached.
+        facts: Makes a snapshot of its facts.
+        key: Join key, or None.
+        has_listener: Whether somebody listens to its events.
+        say: Told what goes wrong, once for each thing.
+    """
+    wait_s, said = _FIRST_WAIT_S, ""
+    while True:
+        problem = await asyncio.to_thread(_announced, gateway, {"url": url, "facts": facts()}, key)
+        if problem and problem != said:
+            say(f"{gateway.scheme}://{gateway.host}:{gateway.port} does not take this worker: {problem}")
+        said = problem
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, _MOST_WAIT_S)
+        quiet_s = 0.0
+        while has_listener() and quiet_s < _REPEAT_S:
+            wait_s = _FIRST_WAIT_S
+            await asyncio.sleep(_LOOK_S)
+            quiet_s += _LOOK_S
+
+
+def _announced(gateway: Gateway, content: dict[str, Any], key: str | None) -> str:
+    """Announce once; return what went wrong, nothing where the gateway took it."""
+    try:
+        status, text = gateway.post("/workers", content, key)
+    except OSError as problem:
+        return f"not reached ({problem.strerror or problem})"
+    if status < 300:
+        return ""
+    try:
+        return f"{status}, {json.loads(text)['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{status}, {' '.join(text.split())[:200]}"

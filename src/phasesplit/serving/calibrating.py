@@ -1,0 +1,82 @@
+"""From which prompt length on KV leaves layer by layer: what a link and this processor's prompt phase say."""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from phasesplit.engine.batch import Batch
+from phasesplit.engine.forward import Forward
+from phasesplit.scheduling.rules import Rules, Transfer
+from phasesplit.transfer.calibration import link_text, measure_link
+from phasesplit.transfer.chooser import Floats, threshold_tokens
+from phasesplit.transfer.post import Post
+
+_ROUNDS = 2
+_NEVER_TOKENS = 1 << 31
+
+
+class Calibrated(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        threshold_tokens: Shortest prompt that is sent layer by layer.
+        text: The link, for people.
+    """
+
+    threshold_tokens: int
+    text: str
+
+
+def calibrated(post: Post, forward: Forward, rules: Rules, *, transport: str) -> Calibrated:
+    """Measure the link and the prompt phase, in about 0.1 s; nothing else may use either meanwhile.
+
+    The prompt phase is taken to grow with the prompt alone: attention, which grows faster, would make layer-wise
+    transfers pay even earlier.
+
+    Args:
+        post: The machine's post.
+        forward: Its model.
+        rules: Their `transfer` and `layerwise_from_tokens` overrule what was measured.
+        transport: The way, as the post's address calls it.
+
+    Raises:
+        TransferError: A transfer failed, or there is no room for one.
+    """
+    s_per_token = _prompt_s_per_token(post, forward)
+
+    def prompt_time_s(tokens: Floats) -> Floats:
+        return s_per_token * tokens
+
+    link = measure_link(post, transport=transport)
+    threshold = _ruled_tokens(rules)
+    if threshold is None:
+        threshold = threshold_tokens(post.greeting.layout, prompt_time_s, link)
+    return Calibrated(threshold, link_text(link, threshold))
+
+
+def _ruled_tokens(rules: Rules) -> int | None:
+    """Return the threshold that the rules set, None where they leave it to the link."""
+    if rules.transfer is Transfer.AUTO:
+        return rules.layerwise_from_tokens
+    return 0 if rules.transfer is Transfer.LAYERWISE else _NEVER_TOKENS
+
+
+def _prompt_s_per_token(post: Post, forward: Forward) -> float:
+    """Return the seconds that a token of a prompt of one block takes, the shortest of a few."""
+    tokens = post.greeting.layout.block_tokens
+    blocks = post.free.take(1)
+    batch = Batch(
+        tokens=np.zeros(tokens, np.int32),
+        positions=np.arange(tokens, dtype=np.int32),
+        owners=np.zeros(tokens, np.int32),
+        tables=np.array([blocks], np.int32),
+        wanted=np.array([tokens - 1], np.int32),
+    )
+    times_s = []
+    for _ in range(_ROUNDS):
+        since_s = time.perf_counter()
+        forward.run(batch)
+        times_s.append(time.perf_counter() - since_s)
+    post.free.give(blocks)
+    return min(times_s) / tokens

@@ -1,0 +1,158 @@
+"""A cluster at a glance: what a gateway's metrics say, put into rows of text."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from phasesplit.errors import SpecError
+
+_LINE = re.compile(r"(phasesplit_\w+)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_STATES = ("queued", "prefilling", "transferring", "waiting", "decoding")
+
+Sample = tuple[Mapping[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One reading of a gateway's metrics.
+
+    Attributes:
+        at_s: When, on a clock that never goes back.
+        samples: By name: labels and value.
+    """
+
+    at_s: float
+    samples: Mapping[str, tuple[Sample, ...]]
+
+    @classmethod
+    def from_text(cls, text: str, at_s: float) -> "Metrics":
+        """Read Prometheus' text form.
+
+        Raises:
+            SpecError: It is not that of a gateway.
+        """
+        samples: dict[str, list[Sample]] = {}
+        for line in text.splitlines():
+            found = _LINE.fullmatch(line)
+            if found is not None:
+                labels = dict(_LABEL.findall(found[2] or ""))
+                samples.setdefault(found[1], []).append((labels, float(found[3])))
+        if "phasesplit_requests_total" not in samples and "phasesplit_pool_machines" not in samples:
+            raise SpecError("what answers there is not a phasesplit gateway")
+        return cls(at_s, {name: tuple(rows) for name, rows in samples.items()})
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric's samples that have these labels."""
+        return sum(
+            value
+            for found, value in self.samples.get(f"phasesplit_{name}", ())
+            if all(found.get(label) == wanted for label, wanted in labels.items())
+        )
+
+    def labels(self, name: str, label: str) -> list[str]:
+        """Return the values of a label, each once, in order."""
+        return list(dict.fromkeys(found[label] for found, _ in self.samples.get(f"phasesplit_{name}", ())))
+
+    def one(self, name: str, wanted: str, **labels: str) -> str:
+        """Return a label of the sample that is not zero and has the others, `-` where there is none."""
+        for found, value in self.samples.get(f"phasesplit_{name}", ()):
+            if value and all(found.get(label) == text for label, text in labels.items()):
+                return found[wanted]
+        return "-"
+
+
+MACHINE_COLUMNS = (
+    "machine",
+    "pool",
+    "home",
+    "state",
+    "queue",
+    "running",
+    "KV used",
+    "of",
+    "layerwise",
+    "whole",
+    "sent",
+)
+
+
+def machine_rows(now: Metrics) -> list[tuple[str, ...]]:
+    """Return a row for each machine, see `MACHINE_COLUMNS`."""
+    rows: list[tuple[str, ...]] = []
+    for name in now.labels("machine_pool", "machine"):
+        used, capacity = (now.value(f"machine_kv_{what}_blocks", machine=name) for what in ("used", "capacity"))
+        rows.append((
+            name,
+            now.one("machine_pool", "pool", machine=name),
+            now.one("machine_pool", "home", machine=name),
+            now.one("machine_state", "state", machine=name),
+            f"{now.value('machine_waiting_prompts', machine=name):.0f}",
+            f"{now.value('machine_running_requests', machine=name):.0f}",
+            f"{100 * used / capacity if capacity else 0:.0f} %",
+            f"{capacity:,.0f} blocks",
+            f"{now.value('transfers_total', machine=name, mode='layerwise'):.0f}",
+            f"{now.value('transfers_total', machine=name, mode='serialized'):.0f}",
+            _size(now.value("transfer_sent_bytes_total", machine=name)),
+        ))  # fmt: skip
+    return rows
+
+
+def summary(now: Metrics, before: Metrics | None) -> list[str]:
+    """Return lines about the whole cluster: recent where there is an earlier reading, since the start where not.
+
+    Args:
+        now: The reading.
+        before: An earlier one.
+    """
+    span_s = now.at_s - before.at_s if before is not None else 0.0
+    done = _grown(now, before, "requests_total")
+    tokens = _grown(now, before, "output_tokens_total")
+    rates = f"{done / span_s:.1f} requests/s, {tokens / span_s:.0f} tokens/s" if span_s > 0 else f"{done:.0f} requests"
+    live = ", ".join(f"{now.value('live_requests', state=state):.0f} {state}" for state in _STATES)
+    moves = ", ".join(
+        f"{now.value('pool_moves_total', move=move):.0f} {move.replace('_', ' ')}" for move in _moves(now)
+    )
+    return [
+        f"{rates}; TTFT {_percentiles(now, before, 'ttft')}; TBT {_percentiles(now, before, 'tbt')}",
+        f"now: {live}",
+        f"retries {now.value('retries_total'):.0f}; moves: {moves or 'none'}"
+        + ("; DEGRADED, see /ready" if now.value("degraded") else ""),
+    ]
+
+
+def _moves(now: Metrics) -> Iterable[str]:
+    return now.labels("pool_moves_total", "move")
+
+
+def _grown(now: Metrics, before: Metrics | None, name: str) -> float:
+    return now.value(name) - (before.value(name) if before is not None else 0.0)
+
+
+def _percentiles(now: Metrics, before: Metrics | None, name: str) -> str:
+    """Return p50 and p99 of a histogram's recent values, as the upper bounds of their buckets."""
+    name = f"{name}_seconds_bucket"
+    bounds = [(float(bound), _grown_bucket(now, before, name, bound)) for bound in now.labels(name, "le")]
+    if not bounds or bounds[-1][1] <= 0:
+        return "-"
+    total = bounds[-1][1]
+
+    def at(share: float) -> str:
+        for (lower, _), (upper, count) in pairwise([(0.0, 0.0), *bounds]):
+            if count >= share * total:
+                return f"<{1e3 * upper:.4g}" if upper != float("inf") else f">{1e3 * lower:.4g}"
+        return "-"
+
+    return f"p50 {at(0.5)} ms p99 {at(0.99)} ms"
+
+
+def _grown_bucket(now: Metrics, before: Metrics | None, name: str, bound: str) -> float:
+    return now.value(name, le=bound) - (before.value(name, le=bound) if before is not None else 0.0)
+
+
+def _size(size_bytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes:.0f} B"

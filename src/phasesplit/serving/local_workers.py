@@ -1,0 +1,79 @@
+"""The workers that `serve` starts on its own host: their names and the commands that start them."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from phasesplit.files.rules import rules_settings
+from phasesplit.files.serve_files import BLOCK_TOKENS, ServedCluster, VllmOptions
+from phasesplit.scheduling.rules import Rules
+from phasesplit.serving.supervisor import Command
+
+JOIN_KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
+"""Where workers find the key of their cluster; keys do not belong into command lines, which everybody sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all workers of a host share.
+
+    Attributes:
+        gateway: URL of the gateway.
+        model: Path of the model.
+        model_name: Name that clients ask for.
+        sockets: Directory for Unix sockets.
+    """
+
+    gateway: str
+    model: Path
+    model_name: str
+    sockets: str
+
+
+def worker_commands(cluster: ServedCluster, around: Surroundings) -> dict[str, Command]:
+    """Return the workers of a cluster: name to command, in the order of the pools."""
+    commands: dict[str, Command] = {}
+    for role, count in cluster.pools.items():
+        for number in range(count):
+            commands[f"{role}-{number}"] = _command(f"{role}-{number}", role, cluster, around)
+    return commands
+
+
+def _vllm_command(fixed: list[str], vllm: VllmOptions) -> Command:
+    options = [*fixed, "--connector", vllm.connector, *(["--python", vllm.python] if vllm.python else [])]
+    return lambda epoch: [*options, "--epoch", str(epoch), "--", *vllm.arguments]
+
+
+def worker_environment(join_key: str | None) -> Mapping[str, str]:
+    """Return the environment of workers: this process's, with the cluster's key, and one thread for each library."""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment.pop(JOIN_KEY_VARIABLE, None)
+    return environment | ({JOIN_KEY_VARIABLE: join_key} if join_key else {})
+
+
+def _command(name: str, role: str, cluster: ServedCluster, around: Surroundings) -> Command:
+    kind = "worker" if cluster.vllm is None else "vllm-worker"
+    fixed = [
+        sys.executable, "-m", "phasesplit", kind, "--join", around.gateway, "--name", name, "--home", role,
+        "--model", str(around.model), "--model-name", around.model_name, "--kv-memory", str(cluster.kv_bytes),
+        "--sockets", around.sockets, "--drain", f"{cluster.drain_s:g} s", "--parent", str(os.getpid()),
+    ]  # fmt: skip
+    if cluster.vllm is not None:
+        return _vllm_command(fixed, cluster.vllm)
+    for field, value in _changed(cluster.rules).items():
+        fixed += ["--set", f"{field}={value}"]
+    if cluster.has_prefix_cache:
+        fixed.append("--prefix-cache")
+
+    def command(epoch: int) -> Sequence[str]:
+        return [*fixed, "--epoch", str(epoch)]
+
+    return command
+
+
+def _changed(rules: Rules) -> dict[str, object]:
+    """Return the settings that differ from those a worker starts from."""
+    usual = rules_settings(Rules(block_tokens=BLOCK_TOKENS))
+    return {field: value for field, value in rules_settings(rules).items() if value != usual[field]}

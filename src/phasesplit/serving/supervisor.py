@@ -1,0 +1,194 @@
+"""Keeps the workers of this host alive: starts them, watches them, starts them again with a new epoch, ends them."""
+
+import asyncio
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from phasesplit.serving.children import Child, Log, ending
+
+_AFTER_KILL_S = 5.0
+_WRONG_INPUT = 2
+"""Exit code of a worker whose settings or model are wrong: starting it again would change nothing."""
+
+Command = Callable[[int], Sequence[str]]
+"""From an epoch to program and arguments of a worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """When the supervisor acts.
+
+    Attributes:
+        first_wait_s: Seconds before the first restart; each further quick death doubles them.
+        most_wait_s: Their bound.
+        quick_s: A process that lived shorter died quickly.
+        quick_deaths: So many in a row, and the worker is given up.
+        probe_s: Seconds between two looks at whether a process still answers.
+        stalled_s: A process that has not answered for so long is killed, and started again.
+    """
+
+    first_wait_s: float = 0.2
+    most_wait_s: float = 5.0
+    quick_s: float = 5.0
+    quick_deaths: int = 5
+    probe_s: float = 1.0
+    stalled_s: float = 10.0
+
+
+@dataclass(slots=True)
+class _Place:
+    """One worker's place: the process that fills it now, and how often it had to be filled."""
+
+    name: str
+    command: Command
+    epoch: int
+    child: Child | None = None
+    restarts: int = 0
+    given_up: str = ""
+    task: asyncio.Task[None] | None = None
+
+
+class Supervisor:
+    """The workers of one host.
+
+    Args:
+        commands: Worker's name to its command.
+        environment: What the workers find in their environment.
+        log: Where their output and what happens to them goes.
+        answers: From a worker's URL to whether it answers; a stalled one is killed. None: nobody looks.
+        patience: When to act.
+        first_epoch: Epoch of the first start. A later life of this program must not start lower: workers of other
+            hosts refuse an epoch that is older than what they know.
+    """
+
+    def __init__(
+        self,
+        commands: Mapping[str, Command],
+        *,
+        environment: Mapping[str, str],
+        log: Log,
+        answers: Callable[[str], Awaitable[bool]] | None = None,
+        patience: Patience | None = None,
+        first_epoch: int | None = None,
+    ) -> None:
+        epoch = int(time.time() * 1000) if first_epoch is None else first_epoch
+        self._places = {name: _Place(name, command, epoch) for name, command in commands.items()}
+        self._environment, self._log, self._answers = environment, log, answers
+        self._patience = patience or Patience()
+        self._is_ending = False
+
+    def start(self) -> None:
+        """Start all workers, at the same time."""
+        for place in self._places.values():
+            place.task = asyncio.create_task(self._keep(place))
+
+    async def announced(self) -> list[str]:
+        """Wait until every worker has announced itself or was given up; return why some were, a line each."""
+        while any(not place.given_up and not _has_announced(place) for place in self._places.values()):
+            await asyncio.sleep(0.01)
+        return [place.given_up for place in self._places.values() if place.given_up]
+
+    def listed(self) -> list[dict[str, object]]:
+        """Return each worker's name, process id, epoch, restarts, announcement, and why it was given up, if so."""
+        return [
+            {
+                "name": place.name,
+                "pid": place.child.pid if place.child is not None and place.child.is_alive else None,
+                "epoch": place.epoch,
+                "restarts": place.restarts,
+                "given_up": place.given_up,
+                "announcement": None if place.child is None else place.child.announcement,
+            }
+            for place in self._places.values()
+        ]
+
+    async def stop(self, *, within_s: float) -> None:
+        """End all workers: ask them to drain, and kill those that are still there after `within_s` seconds."""
+        self._is_ending = True
+        for place in self._places.values():
+            if place.child is not None:
+                place.child.send(signal.SIGTERM)
+            if place.task is not None and (place.child is None or not place.child.is_alive):
+                place.task.cancel()  # it waits for its next start
+        tasks = [place.task for place in self._places.values() if place.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=within_s)
+            self.kill()
+            await asyncio.wait(tasks, timeout=_AFTER_KILL_S)
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        self._is_ending = True
+        for place in self._places.values():
+            if place.child is not None:
+                place.child.send(signal.SIGKILL)
+
+    async def _keep(self, place: _Place) -> None:
+        deaths: deque[str] = deque(maxlen=self._patience.quick_deaths)
+        while not self._is_ending:
+            since_s = time.monotonic()
+            child = place.child = Child(place.name, place.epoch, self._log)
+            try:
+                await child.start(place.command(place.epoch), self._environment)
+            except OSError as problem:
+                place.given_up = f"worker {place.name} cannot be started: {problem.strerror or problem}"
+                self._log(place.name, place.given_up)
+                return
+            if self._is_ending:  # it was asked for while the process was being made
+                child.send(signal.SIGTERM)
+            watch = asyncio.create_task(self._watch(place, child))
+            code = await child.wait()
+            how = ending(code)
+            watch.cancel()
+            if self._is_ending:
+                return
+            if code == _WRONG_INPUT:
+                place.given_up = f"worker {place.name} cannot run: {_last_words(child)}"
+                self._log(place.name, place.given_up)
+                return
+            if time.monotonic() - since_s >= self._patience.quick_s:
+                deaths.clear()
+            deaths.append(how)
+            if len(deaths) == self._patience.quick_deaths:
+                place.given_up = _despair(child, deaths)
+                self._log(place.name, place.given_up)
+                return
+            wait_s = min(self._patience.first_wait_s * 2 ** (len(deaths) - 1), self._patience.most_wait_s)
+            self._log(place.name, f"ended ({how}); starting it again in {wait_s:.1f} s")
+            await asyncio.sleep(wait_s)
+            place.epoch += 1
+            place.restarts += 1
+
+    async def _watch(self, place: _Place, child: Child) -> None:
+        """Kill a process that has announced itself and no longer answers."""
+        if self._answers is None:
+            return
+        answered_s: float | None = None
+        while True:
+            await asyncio.sleep(self._patience.probe_s)
+            if child.announcement is None:
+                continue
+            if answered_s is None or await self._answers(str(child.announcement.get("url", ""))):
+                answered_s = time.monotonic()
+            elif time.monotonic() - answered_s > self._patience.stalled_s:
+                self._log(place.name, f"has not answered for {self._patience.stalled_s:.0f} s: killed")
+                child.send(signal.SIGKILL)
+                return
+
+
+def _has_announced(place: _Place) -> bool:
+    return place.child is not None and place.child.announcement is not None
+
+
+def _despair(child: Child, deaths: Sequence[str]) -> str:
+    return (
+        f"worker {child.name} is given up: it ended {len(deaths)} times in a row ({deaths[-1]}); "
+        f"it said last: {_last_words(child)}"
+    )
+
+
+def _last_words(child: Child) -> str:
+    return " | ".join(line for line in list(child.lines)[-3:] if line.strip()) or "nothing"

@@ -1,0 +1,157 @@
+"""Workers that are killed or stopped at every stage of a request, in a cluster of real processes."""
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from chaos.clusters import Cluster, cluster, is_running, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+LONG = [7 * index % 250 + 3 for index in range(1200)]
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Cluster]:
+    with cluster("--prompt", "1", "--token", "1") as running:
+        yield running
+
+
+@pytest.fixture
+def healthy(whole: Cluster) -> Cluster:
+    whole.heal()
+    return whole
+
+
+def test_a_prompt_worker_killed_in_its_prompt_phase_costs_a_pause(healthy: Cluster) -> None:
+    """The client would get an error for something that another attempt can do."""
+    expected = healthy.complete(LONG)
+    healthy.signal("prompt-0", signal.SIGSTOP)
+    answer = healthy.later(LONG)
+    wait_until(lambda: healthy.metric("phasesplit_live_requests", state="prefilling") == 1)
+    healthy.signal("prompt-0", signal.SIGKILL)
+    assert answer() == expected
+    assert healthy.metric("phasesplit_retries_total") >= 1
+
+
+def test_a_prompt_worker_that_is_gone_already_costs_a_pause(healthy: Cluster) -> None:
+    """A request that comes just after a crash would fail with it."""
+    expected = healthy.complete(LONG)
+    healthy.signal("prompt-0", signal.SIGKILL)
+    assert healthy.complete(LONG) == expected
+
+
+def test_a_token_worker_killed_before_the_first_content_costs_a_pause(healthy: Cluster) -> None:
+    """The prompt phase would be thrown away together with the request."""
+    expected = healthy.complete(LONG)
+    healthy.signal("token-0", signal.SIGSTOP)
+    answer = healthy.later(LONG)
+    time.sleep(0.3)
+    healthy.signal("token-0", signal.SIGKILL)
+    given = answer()
+    # The first token comes from the prompt worker: whether it was out decides which of the two must hold.
+    if given.error is None:
+        assert given == expected
+    else:
+        assert expected.text.startswith(given.text)
+        assert given.finish_reason is None
+
+
+def test_a_token_worker_killed_in_mid_stream_ends_with_an_error_event(healthy: Cluster) -> None:
+    """A stream that broke off would look finished, or go on with a gap or a repetition."""
+    expected = healthy.complete("the cat", 1500)
+    pid = healthy.workers()["token-0"]
+    begun = threading.Event()
+    answer = healthy.later("the cat", 1500, lambda text: len(text) > 20 and begun.set())
+    assert begun.wait(30)
+    os.kill(pid, signal.SIGKILL)
+    given = answer()
+    assert given.finish_reason is None
+    assert given.error is not None
+    assert expected.text.startswith(given.text)
+
+
+@pytest.mark.parametrize("worker", ["prompt-0", "token-0"])
+def test_a_restarted_worker_is_used_again(healthy: Cluster, worker: str) -> None:
+    """A cluster would shrink with each crash until nothing is left."""
+    before = healthy.signal(worker, signal.SIGKILL)
+    wait_until(lambda: healthy.workers().get(worker, before) != before)
+    assert healthy.complete("the cat").finish_reason == "length"
+
+
+def test_a_stopped_worker_does_not_hold_its_requests_for_ever(healthy: Cluster) -> None:
+    """A process that hangs would hold every request that was given to it."""
+    expected = healthy.complete(LONG)
+    stopped = healthy.signal("prompt-0", signal.SIGSTOP)
+    assert healthy.complete(LONG) == expected
+    wait_until(lambda: not is_running(stopped))
+
+
+def abandon(url: str, after_s: float) -> None:
+    """Begin a request, and close its connection after a while."""
+    place = urlsplit(url)
+    body = b'{"model": "tiny", "prompt": "the cat sat", "max_tokens": 200, "stream": true, "ignore_eos": true}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((place.hostname or "", place.port or 0), timeout=10) as connection:
+        connection.sendall(head.encode() + body)
+        time.sleep(after_s)
+
+
+def test_a_storm_of_aborts_leaves_nothing_behind(healthy: Cluster) -> None:
+    """KV of clients that gave up would be held until the machines are full."""
+    draw = random.Random(4)  # noqa: S311 - times of a test
+    delays_s = [draw.choice([0.0, 0.005, 0.02, 0.1, 0.3]) * draw.random() for _ in range(200)]
+    for start in range(0, len(delays_s), 40):
+        threads = [threading.Thread(target=abandon, args=(healthy.url, s)) for s in delays_s[start : start + 40]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    wait_until(healthy.holds_nothing)
+    wait_until(lambda: healthy.metric("phasesplit_live_requests") == 0)
+    wait_until(lambda: healthy.metric("phasesplit_machine_kv_used_blocks") == 0)
+    assert healthy.complete("the cat").finish_reason == "length"
+
+
+def test_killing_the_gateway_takes_the_workers_with_it() -> None:
+    """Processes would be left behind that hold memory and ports."""
+    with cluster() as running:
+        workers = running.workers()
+        assert len(workers) == 2
+        os.kill(workers["token-0"], signal.SIGSTOP)
+        running.process.kill()
+        running.process.wait(10)
+        wait_until(lambda: not any(map(is_running, workers.values())), 5)
+
+
+def test_the_first_interrupt_drains_and_the_second_does_not_wait() -> None:
+    """Ctrl-C would cut clients off, or leave no way to stop at once."""
+    with cluster() as running:
+        workers = running.workers()
+        begun = threading.Event()
+        answer = running.later("the cat", 400, lambda _: begun.set())
+        assert begun.wait(30)
+        os.kill(running.process.pid, signal.SIGINT)
+        wait_until(lambda: "stopping" in running.log)
+        assert running.complete_once("the", 8).is_no_capacity
+        assert answer().finish_reason == "length"
+        assert running.process.wait(20) == 0
+        assert not any(map(is_running, workers.values()))
+    with cluster() as running:
+        workers = running.workers()
+        answer = running.later("the cat", 2000)
+        wait_until(lambda: running.metric("phasesplit_live_requests") == 1)
+        os.kill(running.process.pid, signal.SIGINT)
+        wait_until(lambda: "stopping" in running.log)
+        since_s = time.monotonic()
+        os.kill(running.process.pid, signal.SIGINT)
+        assert running.process.wait(20) == 130
+        assert time.monotonic() - since_s < 5
+        assert not any(map(is_running, workers.values()))

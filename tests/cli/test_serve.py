@@ -1,0 +1,191 @@
+"""`serve`, `worker` and `top`: what people type, and what they are told when it is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phasesplit.cli import run
+from phasesplit.cli.serve import _asked
+from phasesplit.files.serve_files import ServedCluster
+
+FILE = """\
+name: here
+model: tiny
+pools:
+  - {role: prompt, count: 2, machine: embedded}
+  - {role: token, count: 1}
+rules: {elastic: false}
+serve:
+  port: 9000
+  kv_memory: 64MB
+  limits: {live_requests: 5}
+"""
+
+
+def asked(file: str | None = None, **changes: object) -> ServedCluster:
+    nothing: dict[str, object] = {
+        "model": None, "pools": dict.fromkeys(("prompt", "token", "mixed", "unsplit")), "host": None, "port": None,
+        "kv_memory": None, "prefix_cache": False, "settings": [], "keys": (None, None, None),
+    }  # fmt: skip
+    return _asked(file, **(nothing | changes))  # type: ignore[arg-type]
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that has to end with exit code 2 and one line; return the line."""
+    assert run(arguments) == 2
+    caught = capsys.readouterr()
+    assert caught.out == ""
+    assert caught.err.count("\n") == 1
+    return caught.err.removeprefix("phasesplit: ").rstrip()
+
+
+def test_options_go_before_the_file(tmp_path: Path) -> None:
+    """What a person types would be overruled by a file, or a file's fields be lost."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE)
+    plain = asked(str(path))
+    assert (plain.model, dict(plain.pools), plain.port, plain.kv_bytes) == (
+        "tiny",
+        {"prompt": 2, "token": 1},
+        9000,
+        64e6,
+    )
+    assert not plain.rules.elastic
+    changed = asked(str(path), port=0, pools={"prompt": None, "token": None, "mixed": None, "unsplit": 3})
+    assert (changed.port, dict(changed.pools)) == (0, {"unsplit": 3})
+    assert changed.limits == {"live_requests": 5}
+
+
+def test_without_anything_it_is_a_split_of_the_default_model() -> None:
+    """The first thing that a newcomer types would do something else than the page says."""
+    plain = asked()
+    assert (plain.model, dict(plain.pools), plain.host, plain.port) == (
+        "default", {"prompt": 1, "token": 1}, "127.0.0.1", 8080,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("tiny", "5", "line 2, model: got 5"),
+        ("role: token", "role: tokens", "line 3, pools[1].role: got 'tokens', allowed is prompt or token"),
+        ("count: 2", "count: 0", "line 3, pools[0].count: got 0, allowed is a whole number from 1 to 64"),
+        ("embedded", "dgx-h100", "line 3, pools[0].machine: got 'dgx-h100', allowed is embedded"),
+        ("64MB", "64 cows", "line 7, serve.kv_memory: got '64 cows'"),
+        ("elastic: false", "elastic: maybe", "line 6, rules, field elastic: got 'maybe', allowed is true or false"),
+        ("elastic: false", "block_tokens: 16", "line 6, rules, field block_tokens: got 16, allowed is 32"),
+        ("elastic: false", "published: true", "line 6, rules, field published"),
+        ("port: 9000", "port: 99999", "line 7, serve.port: got 99999, allowed is a whole number from 0 to 65535"),
+        ("port", "prot", "line 7, serve.prot: unknown field, did you mean port"),
+        ("live_requests: 5", "live_request: 5", "serve.limits, field: unknown name 'live_request', did you mean"),
+        ("live_requests: 5", "live_requests: -5", "serve.limits, live_requests: got -5, allowed is a positive number"),
+        (
+            "live_requests: 5",
+            "live_requests: x",
+            "serve.limits, field live_requests: got 'x', allowed is a whole number",
+        ),
+        (
+            "  limits:",
+            "  keys: {clients: {env: NOT_SET_HERE}}\n  limits:",
+            "the environment variable NOT_SET_HERE is not",
+        ),
+        ("  limits:", "  keys: {clients: {}}\n  limits:", "allowed is either file or env"),
+        ("pools:", "pool:", "line 3, pool: unknown field, did you mean pools"),
+    ],
+)
+def test_a_wrong_cluster_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, line: str
+) -> None:
+    """A person would have to guess what is wrong with a file, or a wrong one would be served."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE.replace("port: 9000", "port: 0") if old != "port: 9000" else FILE)
+    path.write_text(path.read_text().replace(old, new, 1))
+    said = told(capsys, "serve", str(path))
+    assert said.startswith(str(path))
+    assert line in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--unsplit", "2", "--prompt", "1"), "--unsplit: a cluster is either split"),
+        (("--prompt", "1", "--token", "0"), "a split cluster needs workers for prompts and for tokens"),
+        (("--prompt", "99"), "--prompt: got 99"),
+        (("--port", "70000"), "--port: got 70000"),
+        (("--kv-memory", "lots"), "--kv-memory: got 'lots'"),
+        (("--set", "elastic"), "--set: got 'elastic', allowed is FIELD=VALUE"),
+        (("--model", "no/such/model.gguf"), "no/such/model.gguf"),
+        (("--api-key-file", "no-such-file"), "no-such-file: cannot be read"),
+        (("no-such.yaml",), "no-such.yaml: cannot be read"),
+    ],
+)
+def test_wrong_options_of_serve_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
+) -> None:
+    """A typing error would end in a traceback, or in another cluster than was meant."""
+    assert line in told(capsys, "serve", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--home", "king"), "--home: unknown name 'king'"),
+        (("--join", "ftp://x"), "--join: got 'ftp://x', allowed is http://HOST:PORT"),
+        (("--model", "tiny", "--kv-memory", "1kB"), "--kv-memory: got 1000, allowed is"),
+        (("--model", "tiny", "--host", "10.1.2.3"), "a worker that others can reach needs a key"),
+    ],
+)
+def test_wrong_options_of_worker_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
+) -> None:
+    """A worker would start in a place where it does harm, or fail without a reason."""
+    assert line in told(capsys, "worker", *arguments)
+
+
+def test_a_damaged_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five restarts and a traceback would stand in for `this file is no model`."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + b"\x00" * 60)
+    assert str(path) in told(capsys, "serve", "--port", "0", "--model", str(path))
+
+
+def test_keys_are_read_but_never_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key would end up in a log, or a comment would be one."""
+    path = tmp_path / "keys"
+    path.write_text("# ours\n\nsecret-key-1\nsecret-key-2\n")
+    assert asked(keys=(str(path), None, None)).client_keys == ("secret-key-1", "secret-key-2")
+    path.write_text("short\n")
+    said = told(capsys, "serve", "--api-key-file", str(path))
+    assert "a key is wrong" in said
+    assert "short" not in said
+
+
+def test_a_key_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key would have to stand in a file even where the place it runs at hands them over otherwise."""
+    monkeypatch.setenv("OUR_KEY", "a-long-secret")
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE + "  keys: {admin: {env: OUR_KEY}}\n")
+    assert asked(str(path)).admin_keys == ("a-long-secret",)
+
+
+def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong address would end in a traceback."""
+    assert "no gateway answers there" in told(capsys, "top", "http://127.0.0.1:1", "--once")
+
+
+def test_a_taken_port_is_one_line() -> None:
+    """Two clusters on one port would end in a traceback, or leave workers behind."""
+    code = (
+        "import socket, subprocess, sys; taken = socket.socket(); taken.bind(('127.0.0.1', 0)); taken.listen();"
+        "port = str(taken.getsockname()[1]);"
+        "done = subprocess.run([sys.executable, '-m', 'phasesplit', 'serve', '--model', 'tiny', '--port', port],"
+        "capture_output=True, text=True); import json; print(json.dumps([done.returncode, done.stderr]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    status, said = json.loads(done.stdout)
+    assert status == 2
+    assert said.count("\n") == 1
+    assert "Address already in use" in said

@@ -1,0 +1,63 @@
+"""The gateway put together: what a person wrote becomes limits, names and a page to read."""
+
+import pytest
+
+from phasesplit.errors import SpecError
+from phasesplit.gateway.limits import Limits
+from phasesplit.serving.front import limits_from
+from phasesplit.serving.naming import model_name
+from phasesplit.serving.ready import Ready
+
+
+def test_limits_keep_their_types() -> None:
+    """A limit of 5 requests would be 5.0, or a number of seconds cut to a whole one."""
+    assert limits_from({"live_requests": 5.0, "header_s": 2, "structured_output": True}, "x") == Limits(
+        live_requests=5, header_s=2.0, structured_output=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"live_requests": 1.5}, "x, field live_requests: got 1.5, allowed is a whole number"),
+        ({"live_requests": True}, "x, field live_requests: got True"),
+        ({"structured_output": 1}, "x, field structured_output: got 1, allowed is true or false"),
+        ({"header_s": 0}, "x, header_s: got 0.0, allowed is a positive number"),
+        ({"headers": 1}, "x, field: unknown name 'headers', did you mean header_s"),
+    ],
+)
+def test_wrong_limits_are_refused(settings: dict[str, object], line: str) -> None:
+    """A mistyped limit would be no limit."""
+    with pytest.raises(SpecError) as caught:
+        limits_from(settings, "x")
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("default", "smollm2-135m-instruct"),
+        ("tiny", "tiny"),
+        ("models/My-Model.Q4_0.gguf", "my-model.q4_0"),
+        ("hf:org/Name", "name"),
+    ],
+)
+def test_models_have_names_that_clients_can_ask_for(model: str, name: str) -> None:
+    """A client would have to know a path of the server."""
+    assert model_name(model) == name
+
+
+def test_what_is_printed_can_be_pasted() -> None:
+    """The first thing that a newcomer copies would not work."""
+    facts = {"home": "prompt", "memory_bytes": 1e8, "capacity_blocks": 10, "layout": {"block_tokens": 32},
+             "address": {"unix": "x"}, "link": "1 GB/s"}  # fmt: skip
+    worker = {"name": "prompt-0", "pid": 7, "announcement": facts}
+    token = {"name": "token-0", "pid": 8, "announcement": facts | {"home": "token"}}
+    ready = Ready(url="http://127.0.0.1:1", model="m", needs_key=True, took_s=1.0, workers=[worker, token])
+    text = ready.text()
+    assert "320 tokens    shared memory: 1 GB/s" in text
+    assert "Authorization: Bearer $KEY" in text
+    snippet = [line.strip() for line in text.splitlines() if line.startswith("  ") and "import" in line]
+    assert snippet == ["import os", "from openai import OpenAI"]
+    code = text[text.index("  import os") : text.index("Watch it")]
+    compile("\n".join(line[2:] for line in code.splitlines()), "snippet", "exec")
