@@ -11,6 +11,7 @@ import typer
 from phasesplit._version import __version__
 from phasesplit.cli import trace
 from phasesplit.cli.plan import plan
+from phasesplit.cli.profile import profile
 from phasesplit.cli.replay import replay
 from phasesplit.cli.replay_decisions import replay_decisions
 from phasesplit.cli.reproduce import reproduce
@@ -36,6 +37,7 @@ app = typer.Typer(
     help="Plan, simulate and run phase-split serving of large language models.",
 )
 app.command()(plan)
+app.command()(profile)
 app.command()(reproduce)
 app.command()(simulate)
 app.command()(replay)

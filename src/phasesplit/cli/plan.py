@@ -122,7 +122,12 @@ def plan(
         option("--reference", text="Machine that slowdowns compare with; by default dgx-a100.", metavar="MACHINE"),
     ] = None,
     profile: Annotated[
-        str | None, option("--profile", text="Phase times you measured, laid out as perf_model.csv.", metavar="CSV")
+        str | None,
+        option(
+            "--profile",
+            text="Phase times you measured: what `phasesplit profile` wrote, or a table laid out as perf_model.csv.",
+            metavar="JSON|CSV",
+        ),
     ] = None,
     times: Annotated[
         str | None,

@@ -89,7 +89,12 @@ def simulate(
         ),
     ] = None,
     profile: Annotated[
-        str | None, option("--profile", text="Phase times you measured, laid out as perf_model.csv.", metavar="CSV")
+        str | None,
+        option(
+            "--profile",
+            text="Phase times you measured: what `phasesplit profile` wrote, or a table laid out as perf_model.csv.",
+            metavar="JSON|CSV",
+        ),
     ] = None,
     times: Annotated[
         str,

@@ -129,6 +129,7 @@ class Reader:
             most_servers=spec.most_servers,
             **({} if spec.grid_intensity is None else {"grid_kg_per_kwh": spec.grid_intensity}),
         )
+        self._refuse_unknown_figures(problem)
         self._refuse_what_no_machine_fits(problem)
         return self._timed(problem, baseline, offers, notes)
 
@@ -238,6 +239,18 @@ class Reader:
         """Return what the baseline takes of a measure, of what it provisions and rents."""
         machine = baseline.machine
         return (baseline.existing or 0) * machine.instances_per_server * of_one(measure, machine, 0.0)
+
+    def _refuse_unknown_figures(self, problem: Problem) -> None:
+        """Refuse to compare by a price or power of 0: in a machine file it stands for one that nobody knows."""
+        compared = {problem.objective, *problem.budgets}
+        for measure in (one for one in (Measure.COST, *_POWERED) if one in compared):
+            field = "price_usd_per_hour" if measure == Measure.COST else "provisioned_w"
+            for machine in (offer.machine for offer in problem.offers):
+                if getattr(machine, field) == 0:
+                    raise SpecError(
+                        f"machine {machine.name}, {field}: is 0, which stands for unknown; write it into the machine's"
+                        f" file, or ask for {self.where('minimize')} machines"
+                    )
 
     def _refuse_what_no_machine_fits(self, problem: Problem) -> None:
         for measure, most in problem.budgets.items():

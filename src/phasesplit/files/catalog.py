@@ -24,7 +24,7 @@ from phasesplit.domain.roofline import (
 )
 from phasesplit.domain.variants import fitting_degree, sliced
 from phasesplit.errors import SpecError
-from phasesplit.files.specs import known_machines, known_models, load_machine, load_model
+from phasesplit.files.specs import is_path, known_machines, known_models, load_machine, load_model
 
 PUBLISHED_HARDWARE = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}
 """What perf_model.csv calls the machines of this catalog."""
@@ -61,7 +61,8 @@ def phase_times(
         model: The model.
         machine: The machine; `machine.profile_name` says whose measurements apply.
         published: Look times up as the published simulator does.
-        profile: A CSV file with measurements of one's own in the layout of perf_model.csv (columns model, hardware,
+        profile: Measurements of one's own, instead of those that the machine's file may name: a profile that
+            `phasesplit profile` wrote (.json), or a CSV file in the layout of perf_model.csv (columns model, hardware,
             prompt_size, batch_size, token_size, prompt_time and token_time in ms, tensor_parallel; others are ignored).
         overhead_per_layer_s: Use the roofline, measured or not, with this overhead (see `roofline_times`).
         source: auto; or, instead of all that, measured, roofline, or aiconfigurator[:engine[:version]] alone.
@@ -73,13 +74,15 @@ def phase_times(
     """
     if model.weights_bytes >= machine.hbm_bytes:
         raise _does_not_fit(model, machine)
-    if profile is None and machine.profile and machine.profile not in known_machines():
+    if profile is None and machine.profile and not is_path(machine.profile) and machine.profile not in known_machines():
         raise SpecError.unknown(f"machine {machine.name}, profile", machine.profile, known_machines())
     if profile is not None and published:
         raise SpecError.bad(
             "profile", str(profile), "no profile under the published rules, which have their own look-up"
         )
     kind = _checked_source(source, alone=not published and profile is None and overhead_per_layer_s is None)
+    if is_path(machine.profile) and kind in ("auto", "measured") and not published and overhead_per_layer_s is None:
+        profile = profile or machine.profile
     if kind == "aiconfigurator":
         from phasesplit.files.operator_engine import engine_named
         from phasesplit.files.operator_tables import operator_times
@@ -87,7 +90,7 @@ def phase_times(
         backend, version = engine_named(source)
         times = operator_times(model, machine, backend=backend, version=version)
     elif profile is not None:
-        times = profile_times(read_profile(profile, model, machine))
+        times = _own_times(profile, model, machine)
     elif published:
         times = _published(model, machine)
     else:
@@ -103,6 +106,14 @@ def phase_times(
             if machine.accelerators > 1 and not machine.has_fast_links:
                 times = replace(times, source=f"{times.source}; {SLOW_LINKS}")
     return times.scaled(machine.prompt_time_factor, machine.token_time_factor)
+
+
+def _own_times(profile: str | Path, model: Model, machine: Machine) -> PhaseTimes:
+    if Path(profile).suffix != ".json":
+        return profile_times(read_profile(profile, model, machine))
+    from phasesplit.files.profile_files import measured_times
+
+    return measured_times(profile, model, machine)
 
 
 def _checked_source(source: str, *, alone: bool) -> str:

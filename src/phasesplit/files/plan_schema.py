@@ -212,7 +212,7 @@ class PlanSpec(Spec):
         power_caps: Shares to look at; None: as the objective makes sensible.
         rules: Settings of the scheduling rules.
         reference: Machine that slowdowns compare with.
-        profile: CSV file of phase times of one's own.
+        profile: File of phase times of one's own, as `--profile` of the command line takes it.
         times: Source of phase times.
         grid_intensity: kg CO2 per kWh.
         most_servers: Largest cluster that is looked at.

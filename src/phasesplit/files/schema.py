@@ -20,6 +20,16 @@ def quantity_in(kind: str, most: float) -> BeforeValidator:
     return BeforeValidator(read)
 
 
+def quantity_or_zero(kind: str, most: float) -> BeforeValidator:
+    """Return what reads a quantity as `quantity_in` does, or 0 where nobody knows it."""
+
+    def read(value: object) -> float:
+        is_zero = isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
+        return 0.0 if is_zero else quantity(value, kind, most=most)
+
+    return BeforeValidator(read)
+
+
 def whole(most: int) -> BeforeValidator:
     """Return what reads a whole number from 1 to `most`."""
 
@@ -59,6 +69,7 @@ Bytes = Annotated[float, quantity_in("bytes", 1e18)]
 BytesPerS = Annotated[float, quantity_in("bytes_per_s", 1e18)]
 FlopsPerS = Annotated[float, quantity_in("flops_per_s", 1e21)]
 Watts = Annotated[float, quantity_in("w", 1e8)]
+WattsOrZero = Annotated[float, quantity_or_zero("w", 1e8)]
 Count = Annotated[float, quantity_in("count", 1e16)]
 Ratio = Annotated[float, quantity_in("ratio", 100.0)]
 
@@ -78,14 +89,14 @@ class MachineSpec(Spec):
     hbm_bytes_per_s: BytesPerS
     flops_per_s: FlopsPerS
     nic_bytes_per_s: BytesPerS
-    provisioned_w: Watts
-    idle_w: Watts
-    prompt_w: Watts
-    token_w: Watts
+    provisioned_w: WattsOrZero
+    idle_w: WattsOrZero
+    prompt_w: WattsOrZero
+    token_w: WattsOrZero
     accelerators_limit_w: Watts = 0.0
     has_fast_links: bool = True
-    price_usd_per_hour: Annotated[float, quantity_in("usd_per_hour", 1e6)]
-    embodied_kg_co2e: Annotated[float, quantity_in("kg_co2e", 1e8)]
+    price_usd_per_hour: Annotated[float, quantity_or_zero("usd_per_hour", 1e6)]
+    embodied_kg_co2e: Annotated[float, quantity_or_zero("kg_co2e", 1e8)]
     lifetime_s: Annotated[float, quantity_in("s", 1e10)] = 4 * 365 * 86_400.0
     profile: Name | None = None
     prompt_time_factor: Ratio = 1.0

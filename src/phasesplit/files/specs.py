@@ -80,8 +80,8 @@ def load_model(name_or_path: str | Path) -> Model:
     """Return a model.
 
     Args:
-        name_or_path: A name from `known_models`, the path of a YAML file with the fields of `Model`, or the path of a
-            Hugging Face config.json or of a directory that holds one.
+        name_or_path: A name from `known_models`, the path of a YAML file with the fields of `Model`, the path of a
+            Hugging Face config.json or of a directory that holds one, or the path of a profile of the model.
 
     Raises:
         SpecError: The name is not known, or the file holds something that is not allowed.
@@ -92,7 +92,12 @@ def load_model(name_or_path: str | Path) -> Model:
         path = Path(name_or_path)
         path = path / "config.json" if path.is_dir() else path
         if path.suffix == ".json":
-            return model_from_config(path, read_json(path))
+            content = read_json(path)
+            if is_profile(content):
+                from phasesplit.files.profile_files import profiled_model
+
+                return profiled_model(path)
+            return model_from_config(path, content)
         return _model(*_validated(path, ModelSpec))
     name = str(name_or_path)
     if name not in known_models():
@@ -165,6 +170,11 @@ def _machine_and_variant(name_or_path: str | Path) -> tuple[str | Path, str]:
     if named != base and (named in known_machines() or named in MACHINE_ALIASES):
         return named, text[len(named) :]  # no variant that there is: its error says which there are
     return base, ending
+
+
+def is_profile(content: Mapping[str, Any]) -> bool:
+    """Return whether what a JSON file holds is meant as a profile that `phasesplit profile` wrote."""
+    return "profile" in str(content.get("format"))
 
 
 def is_path(name_or_path: str | Path) -> bool:
@@ -257,7 +267,10 @@ def _machine(spec: Any, where: _Where) -> Machine:
         raise SpecError.bad(
             where("accelerators_limit_w"), spec.accelerators_limit_w, f"at most prompt_w ({spec.prompt_w:g})"
         )
-    return Machine(**{**spec.model_dump(), "profile": spec.profile or ""})
+    profile = spec.profile or ""
+    if is_path(profile):
+        profile = str((where.path.parent / profile).resolve())
+    return Machine(**{**spec.model_dump(), "profile": profile})
 
 
 def _model(spec: Any, where: _Where) -> Model:

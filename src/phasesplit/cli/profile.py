@@ -1,0 +1,311 @@
+"""`phasesplit profile`: how long the iterations of a machine take, measured."""
+
+import asyncio
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from phasesplit.cli.options import option
+from phasesplit.errors import GatewayError, InfeasibleError, SpecError
+
+if TYPE_CHECKING:
+    from phasesplit.files.profile_schema import ProfileSpec
+    from phasesplit.measuring.endpoint_machine import EndpointMachine
+    from phasesplit.measuring.engine_machine import EngineMachine
+    from phasesplit.measuring.iterations import Timed
+
+ENGINE = "engine"
+_KEY_VARIABLE = "PHASESPLIT_API_KEY"
+_INTERRUPTED = 130
+
+
+class _Target(NamedTuple):
+    """What is measured, and what is known of it before."""
+
+    name: str
+    machine: "EngineMachine | EndpointMachine"
+    facts: dict[str, Any]
+    settings: dict[str, Any]
+
+
+def profile(
+    target: Annotated[
+        str, typer.Argument(help="engine (the embedded one, on this machine), or the address of an endpoint.")
+    ],
+    model: Annotated[
+        str | None,
+        option(
+            "--model",
+            text="engine: default, tiny, a GGUF file or a directory; an endpoint: the model's name there, by default "
+            "the only one.",
+            metavar="NAME|PATH",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        option("--output", "-o", text="Profile to write; by default profile-MODEL.json here.", metavar="FILE.json"),
+    ] = None,
+    error: Annotated[
+        str, option("--error", text="Held-out error at which it stops; by default 3%.", metavar="PERCENT")
+    ] = "3%",
+    budget: Annotated[
+        str, option("--budget", text="Time at which it stops in any case; by default 60s.", metavar="TIME")
+    ] = "60s",
+    resume: Annotated[
+        Path | None,
+        option("--resume", text="Go on from a profile of the same machine; its points are kept.", metavar="FILE"),
+    ] = None,
+    machine_file: Annotated[
+        Path | None,
+        option("--machine", text="Write a machine file that simulate and plan take, too.", metavar="FILE.yaml"),
+    ] = None,
+    name: Annotated[
+        str | None, option("--name", text="Name of the machine; by default its processor's.", metavar="NAME")
+    ] = None,
+    price: Annotated[str | None, option("--price", text="Price for the machine file.", metavar="USD_PER_HOUR")] = None,
+    power: Annotated[
+        str | None,
+        option("--power", text="Power for the machine file, where it cannot be read.", metavar="IDLE,PROMPT,TOKEN"),
+    ] = None,
+    kv_memory: Annotated[
+        str, option("--kv-memory", text="engine: memory for KV, as of the worker; by default 512MB.", metavar="BYTES")
+    ] = "512MB",
+    concurrency: Annotated[
+        int, option("--concurrency", text="endpoint: most requests at a time; by default 16.", metavar="N")
+    ] = 16,
+    sizes: Annotated[
+        str | None,
+        option("--sizes", text="endpoint: the model as simulate knows it, for the machine file.", metavar="NAME|PATH"),
+    ] = None,
+    ids: Annotated[
+        str,
+        option("--token-ids", text="endpoint: ids that prompts are drawn from; 1000:20000.", metavar="FROM:TO"),
+    ] = "1000:20000",
+    seed: Annotated[int, option("--seed", text="Of the held-out iterations; by default 0.", metavar="N")] = 0,
+    as_json: Annotated[bool, option("--json", text="Print the profile as JSON, and nothing else.")] = False,
+) -> int:
+    """Measure how long prompt and token iterations take, and how well that predicts iterations not measured.
+
+    Ctrl-C keeps what there is; --resume goes on from there. A key for an endpoint is taken from PHASESPLIT_API_KEY.
+
+    \b
+    Examples:
+    phasesplit profile engine --budget 60s --machine this.yaml
+    phasesplit profile http://127.0.0.1:8080 --error 5% -o endpoint.json
+    """  # noqa: D301 - \b is how click is told to keep these lines
+    from phasesplit.cli.profile_view import ProfileProgress, print_profile
+    from phasesplit.files.profile_files import ENDING, read_profile_file, write_machine_file, write_profile_file
+    from phasesplit.files.results import check_output
+    from phasesplit.measuring.profiling import profile_machine
+
+    aimed, limit_s = _share("--error", error), _quantity("--budget", budget, "s", 86_400.0)
+    price_usd_per_hour = None if price is None else _quantity("--price", price, "usd_per_hour", 1e6)
+    power_w = None if power is None else _powers(power)
+    before = None if resume is None else read_profile_file(resume)
+    if machine_file is not None:
+        check_output(machine_file, (".yaml", ".yml"), "--machine")
+    if output is not None:
+        check_output(output, (ENDING,), "--output")
+    asked = (
+        _engine(model or "default", kv_memory)
+        if target == ENGINE
+        else _endpoint(target, model, concurrency, sizes, ids)
+    )
+    facts = asked.facts | {"machine": _machine_facts(asked, name, before)}
+    path = output or resume or Path(f"profile-{Path(facts['model'].name).name}{ENDING}")
+    check_output(path, (ENDING,), "--output")
+    known = _known(before, str(resume), asked, facts)
+    with ProfileProgress(shown=not as_json and sys.stderr.isatty()) as progress:
+        try:
+            found = profile_machine(
+                asked.machine,
+                error=aimed,
+                budget_s=limit_s,
+                clock=time.perf_counter,
+                seed=seed,
+                known=known,
+                on_state=progress,
+            )
+        except GatewayError as problem:
+            raise InfeasibleError(str(problem)) from None
+    settings = asked.settings | {"error": aimed, "budget_s": limit_s, "seed": seed}
+    whole = _profile(asked, facts, found, settings, before)
+    write_profile_file(whole, path)
+    if machine_file is not None and whole.times is not None:
+        write_machine_file(whole, machine_file, path, price_usd_per_hour=price_usd_per_hour, power_w=power_w)
+    if as_json:
+        typer.echo(whole.model_dump_json(indent=1))
+    else:
+        print_profile(whole)
+        typer.echo(f"wrote {path}" + (f" and {machine_file}" if machine_file and whole.times else ""))
+    if found.ending == "interrupted":
+        typer.echo(f"what there is was kept; go on with --resume {path}", err=True)
+        return _INTERRUPTED
+    return 0
+
+
+def _engine(model: str, kv_memory: str) -> _Target:
+    from phasesplit.engine.fetch import model_path
+    from phasesplit.measuring.engine_machine import EngineMachine, opened
+    from phasesplit.measuring.engine_surroundings import (
+        attempted,
+        kv_facts,
+        link_facts,
+        model_facts,
+        power_facts,
+        start_up_s,
+    )
+    from phasesplit.measuring.power import PowerMeter
+    from phasesplit.serving.naming import model_name
+
+    kv_bytes = int(_quantity("--kv-memory", kv_memory, "bytes", 1e15))
+    path = model_path(model, _say)
+    packed = opened(path)
+    machine = EngineMachine(packed, kv_bytes)
+    unknown: dict[str, str] = {}
+    facts = {
+        "model": model_facts(model_name(model), packed),
+        "kv": kv_facts(machine),
+        "link": attempted("link", unknown, lambda: link_facts(packed)),
+        "start_up_s": attempted("start_up_s", unknown, lambda: start_up_s(path)),
+        "power": attempted("power", unknown, lambda: power_facts(machine, PowerMeter())),
+        "unknown": unknown,
+        "notes": ("times are those of the forward pass: scheduling, sampling and HTTP come on top",),
+    }
+    return _Target(ENGINE, machine, facts, {"kv_bytes": kv_bytes, "precision": packed.precision})
+
+
+def _endpoint(url: str, model: str | None, concurrency: int, sizes: str | None, ids: str) -> _Target:
+    from phasesplit.files.profile_schema import ModelFacts
+    from phasesplit.files.specs import load_model
+    from phasesplit.measuring.endpoint import find_endpoint
+    from phasesplit.measuring.endpoint_machine import FROM_OUTSIDE, EndpointMachine, endpoint_kv
+
+    if not 2 <= concurrency <= 1024:
+        raise SpecError.bad("--concurrency", concurrency, "2 to 1,024 requests")
+    first, _, last = ids.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and len(ids) < 24 and int(first) < int(last)):
+        raise SpecError.bad("--token-ids", ids, "two whole numbers FROM:TO, such as 1000:20000")
+    if not url.startswith(("http://", "https://")):
+        raise SpecError.bad("TARGET", url, "engine, or an address such as http://127.0.0.1:8080")
+    described = None if sizes is None else load_model(sizes)
+    key = os.environ.get(_KEY_VARIABLE)
+    endpoint = asyncio.run(find_endpoint(url, model=model, api_key=key))
+    kv = asyncio.run(endpoint_kv(endpoint, key))
+    machine = EndpointMachine(
+        endpoint,
+        most_requests=concurrency,
+        kv_tokens=None if kv is None else kv.blocks * kv.block_tokens,
+        api_key=key,
+        ids=range(int(first), int(last)),
+    )
+    unseen = "an endpoint does not tell it"
+    unknown = {"link": unseen, "start_up_s": unseen, "power": unseen} | ({} if kv else {"kv": unseen})
+    facts = {
+        "model": ModelFacts(
+            name=endpoint.model if described is None else described.name,
+            sizes=None if described is None else {field: getattr(described, field) for field in _sizes()},
+        ),
+        "kv": kv,
+        "unknown": unknown,
+        "notes": FROM_OUTSIDE,
+    }
+    return _Target(endpoint.url, machine, facts, {"concurrency": concurrency})
+
+
+def _sizes() -> tuple[str, ...]:
+    from dataclasses import fields
+
+    from phasesplit.domain.model import Model
+
+    return tuple(one.name for one in fields(Model) if one.name not in ("name", "sources"))
+
+
+def _machine_facts(asked: _Target, name: str | None, before: "ProfileSpec | None") -> Any:
+    from phasesplit.files.profile_schema import MachineFacts
+    from phasesplit.measuring.host import host_facts
+
+    named = name or (before.machine.name if before is not None else None)
+    if asked.name == ENGINE:
+        return host_facts(named)
+    host = asked.name.split("//", 1)[-1].split("/", 1)[0].split(":", 1)[0]
+    return MachineFacts(
+        name=named or f"endpoint-{host}",
+        processor="",
+        cores=0,
+        threads=None,
+        features=(),
+        memory_bytes=0.0,
+        system="",
+    )
+
+
+def _known(before: "ProfileSpec | None", where: str, asked: _Target, facts: dict[str, Any]) -> "tuple[Timed, ...]":
+    from phasesplit.measuring.profile_record import known_iterations
+
+    if before is None:
+        return ()
+    return known_iterations(
+        before, where, target=asked.name, machine=facts["machine"], model=facts["model"], settings=asked.settings
+    )
+
+
+def _profile(
+    asked: _Target, facts: dict[str, Any], found: Any, settings: dict[str, Any], before: "ProfileSpec | None"
+) -> "ProfileSpec":
+    from phasesplit.files.profile_schema import ProfileSpec
+    from phasesplit.measuring.host import software_versions
+    from phasesplit.measuring.profile_record import errors, iterations, knots
+
+    return ProfileSpec(
+        target=asked.name,
+        taken=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=software_versions(),
+        settings=settings,
+        ending=found.ending,
+        elapsed_s=found.elapsed_s + (before.elapsed_s if before is not None else 0.0),
+        times=knots(found),
+        errors=errors(found),
+        iterations=iterations(found),
+        interrupted_share=asked.machine.interrupted_share,
+        **facts,
+    )
+
+
+def _share(flag: str, text: str) -> float:
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0.001 <= share <= 1:
+        raise SpecError.bad(flag, text, "0.1% to 100%, such as 3%")
+    return share
+
+
+def _powers(text: str) -> tuple[float, float, float]:
+    parts = text.split(",")
+    if len(parts) != 3:
+        raise SpecError.bad("--power", text, "three powers IDLE,PROMPT,TOKEN, such as 20,65,50")
+    idle_w, prompt_w, token_w = (_quantity("--power", part, "w", 1e8) for part in parts)
+    if min(prompt_w, token_w) < idle_w:
+        raise SpecError.bad("--power", text, "powers of the phases of at least the idle power")
+    return idle_w, prompt_w, token_w
+
+
+def _quantity(flag: str, text: str, kind: str, most: float) -> float:
+    from phasesplit.files.units import quantity
+
+    try:
+        return quantity(text, kind, most=most)
+    except ValueError as problem:
+        raise SpecError.bad(flag, text, str(problem)) from None
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

@@ -1,0 +1,122 @@
+"""What was measured, as a profile file keeps it, and back."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from phasesplit.errors import SpecError
+from phasesplit.measuring.iterations import Shape, Timed
+from phasesplit.measuring.profiling import Errors, Profiled
+
+if TYPE_CHECKING:
+    from phasesplit.files.profile_schema import Knots, MachineFacts, ModelFacts, PhaseErrors, ProfileSpec, TimedRuns
+
+PHASES = ("prompt", "token", "mixed")
+_DIGITS = 7
+_SAME = ("processor", "cores", "threads", "features", "memory_bytes")
+_SAME_SETTINGS = ("kv_bytes", "concurrency")
+
+
+def knots(found: Profiled) -> "Knots | None":
+    """Return the phase times as a file keeps them."""
+    from phasesplit.files.profile_schema import Knots
+
+    times = found.times
+    if times is None:
+        return None
+    return Knots(
+        prompt_knots_tokens=tuple(times.prompt_knots_tokens.tolist()),
+        prompt_knots_s=_rounded(times.prompt_knots_s.tolist()),
+        token_knots_requests=tuple(times.token_knots_requests.tolist()),
+        token_knots_s=_rounded(times.token_knots_s.tolist()),
+        prompt_pair_s=times.prompt_pair_s,
+        token_context_s=times.token_context_s,
+        measured_prompt_tokens=times.measured_prompt_tokens,
+        measured_requests=times.measured_requests,
+    )
+
+
+def errors(found: Profiled) -> dict[str, "PhaseErrors"]:
+    """Return the held-out errors over all phases and of each that was checked."""
+    by_phase = {"all": found.errors()} | {phase: found.errors(phase) for phase in PHASES}
+    return {name: _phase_errors(one) for name, one in by_phase.items() if one.count or name == "all"}
+
+
+def iterations(found: Profiled) -> tuple["TimedRuns", ...]:
+    """Return everything that was timed, in order of shape."""
+    from phasesplit.files.profile_schema import TimedRuns
+
+    return tuple(
+        TimedRuns(
+            **asdict(one.shape),
+            held_out=one.is_held_out,
+            median_s=one.median_s,
+            spread_s=one.spread_s,
+            runs=len(one.runs_s),
+            rejected=one.rejected,
+            runs_s=_rounded(one.runs_s),
+        )
+        for one in sorted(found.timed, key=lambda one: one.shape)
+    )
+
+
+def known_iterations(
+    profile: "ProfileSpec",
+    where: str,
+    *,
+    target: str,
+    machine: "MachineFacts",
+    model: "ModelFacts",
+    settings: dict[str, Any],
+) -> tuple[Timed, ...]:
+    """Return what an earlier profile measured, to go on from there.
+
+    Args:
+        profile: The profile.
+        where: How the person knows it.
+        target: What is measured now; it must be the same, as must be the rest.
+        machine: The machine now.
+        model: The model now.
+        settings: The settings now, of which those that set what can be asked for count.
+
+    Raises:
+        SpecError: It measured something else.
+    """
+    then: list[tuple[str, object, object]] = [("target", profile.target, target)]
+    then += [(f"machine, {name}", getattr(profile.machine, name), getattr(machine, name)) for name in _SAME]
+    then += [("model", (profile.model.name, profile.model.digest), (model.name, model.digest))]
+    then += [(f"settings, {name}", profile.settings.get(name), settings.get(name)) for name in _SAME_SETTINGS]
+    for what, before, now in then:
+        if before != now:
+            raise SpecError(f"{where}, {what}: measured was {before!r}, here it is {now!r}; start a profile of its own")
+    return tuple(
+        Timed(
+            shape=Shape(
+                prompts=one.prompts,
+                prompt_tokens=one.prompt_tokens,
+                behind_tokens=one.behind_tokens,
+                requests=one.requests,
+                context_tokens=one.context_tokens,
+            ),
+            runs_s=one.runs_s,
+            is_held_out=one.held_out,
+        )
+        for one in profile.iterations
+    )
+
+
+def _phase_errors(found: Errors) -> "PhaseErrors":
+    from phasesplit.files.profile_schema import PhaseErrors
+
+    return PhaseErrors(
+        count=found.count,
+        mean=None if math.isnan(found.mean) else found.mean,
+        worst=None if math.isnan(found.worst) else found.worst,
+        worst_at="" if found.worst_at is None else str(found.worst_at),
+    )
+
+
+def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+    """Return times without digits that no clock gives: the file is read by people too."""
+    return tuple(float(f"{value:.{_DIGITS}g}") for value in values)

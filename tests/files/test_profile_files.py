@@ -1,0 +1,198 @@
+"""Profile files: read back, used as phase times and as a machine, and refused where they are wrong."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phasesplit.domain.cluster import Cluster, Pool, Role
+from phasesplit.errors import SpecError
+from phasesplit.files.catalog import build_cluster, phase_times
+from phasesplit.files.profile_files import read_profile_file, write_machine_file, write_profile_file
+from phasesplit.files.profile_schema import ProfileSpec
+from phasesplit.files.specs import load_machine, load_model
+from phasesplit.scheduling.rules import Rules
+from phasesplit.simulation.setup import capacity_blocks
+
+SIZES = {
+    "layers": 30, "hidden": 576, "query_heads": 9, "kv_heads": 3, "head_dim": 64, "parameters": 134_500_000,
+    "active_parameters": 134_500_000, "weights_bytes": 91_000_000, "value_bytes": 4, "max_context_tokens": 8_192,
+}  # fmt: skip
+CONTENT: dict[str, Any] = {
+    "format": "phasesplit profile",
+    "version": 1,
+    "target": "engine",
+    "taken": "2026-01-02T03:04:05+00:00",
+    "versions": {"phasesplit": "0.1"},
+    "machine": {
+        "name": "some-core", "processor": "Some Core", "cores": 2, "threads": 1, "features": ["avx2"],
+        "memory_bytes": 8e9, "system": "Linux",
+    },
+    "model": {"name": "smol", "digest": "ab", "sizes": SIZES},
+    "settings": {"kv_bytes": 512_000_000},
+    "ending": "reached",
+    "elapsed_s": 60.0,
+    "times": {
+        "prompt_knots_tokens": [1, 64, 512], "prompt_knots_s": [0.008, 0.14, 1.1],
+        "token_knots_requests": [1, 6, 7, 32], "token_knots_s": [0.0075, 0.02, 0.031, 0.09],
+        "prompt_pair_s": 9e-7, "token_context_s": 2e-6, "measured_prompt_tokens": 512, "measured_requests": 32,
+    },
+    "errors": {"all": {"count": 24, "mean": 0.021, "worst": 0.06, "worst_at": "somewhere"}},
+    "iterations": [
+        {
+            "requests": 1, "context_tokens": 64, "median_s": 0.008, "spread_s": 0.0001, "runs": 3, "rejected": 0,
+            "runs_s": [0.008, 0.008, 0.0081],
+        },
+    ],
+    "kv": {"blocks": 347, "block_tokens": 32, "bytes_per_token": 46_080, "source": "--kv-memory"},
+    "link": {
+        "bytes_per_s": 8e9, "latency_s": 2e-4, "per_layer_s": 1e-5, "streaming_slowdown": 0.5, "source": "measured",
+    },
+}  # fmt: skip
+
+
+def content(**changes: object) -> dict[str, Any]:
+    """Return the content with fields changed; `a__b` is field b of a."""
+    changed: dict[str, Any] = json.loads(json.dumps(CONTENT))
+    for name, value in changes.items():
+        place, _, inner = name.partition("__")
+        if inner:
+            changed[place][inner] = value
+        else:
+            changed[place] = value
+    return changed
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "some.json"
+    path.write_text(json.dumps(CONTENT))
+    return path
+
+
+@pytest.fixture
+def machine_path(path: Path) -> Path:
+    machine_path = path.with_name("some.yaml")
+    write_machine_file(read_profile_file(path), machine_path, path)
+    return machine_path
+
+
+def test_a_profile_is_read_back_as_it_was_written(path: Path) -> None:
+    """A resumed profile would lose points."""
+    profile = read_profile_file(path)
+    again = path.with_name("again.json")
+    write_profile_file(profile, again)
+    assert read_profile_file(again) == profile
+    assert {one.name for one in path.parent.iterdir()} == {"some.json", "again.json"}
+
+
+def test_its_times_are_those_of_the_machine_that_names_it(path: Path, machine_path: Path) -> None:
+    """A simulation would run on a roofline although the machine was measured."""
+    model, machine = load_model(path), load_machine(machine_path)
+    times = phase_times(model, machine)
+    assert times.source.startswith("measured: smol on some-core (some.json, 2026-01-02)")
+    assert times.mean_error == 0.021
+    np.testing.assert_array_equal(times.prompt_knots_tokens, [1, 64, 512])
+    assert times.prompt_time_s(64) == pytest.approx(0.14 + 9e-7 * 64**2 / 2)
+    assert times.token_time_s(6, 100) == pytest.approx(0.02 + 2e-4)
+    assert phase_times(model, machine, source="measured").source == times.source
+    assert phase_times(model, machine, source="roofline").source.startswith("roofline")
+
+
+def test_it_is_found_beside_the_machine_file_wherever_one_is(
+    path: Path, machine_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine file would work in its own folder alone."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert "profile: some.json\n" in machine_path.read_text()
+    cluster = build_cluster(path, [("prompt", 1, machine_path), ("token", 2, machine_path)])
+    assert {pool.times.source.split(":")[0] for pool in cluster.pools} == {"measured"}
+
+
+def test_a_profile_option_goes_before_the_machine_s_own(path: Path, machine_path: Path) -> None:
+    """Comparing two profiles of one machine would compare one with itself."""
+    other = path.with_name("other.json")
+    other.write_text(json.dumps(content(times__token_context_s=5e-6)))
+    times = phase_times(load_model(path), load_machine(machine_path), profile=other)
+    assert times.token_context_s == 5e-6
+
+
+@pytest.mark.parametrize("block_tokens", [16, 32])
+def test_a_simulated_machine_has_the_measured_kv_capacity(path: Path, machine_path: Path, block_tokens: int) -> None:
+    """Predicted and measured would differ by preemptions that only one of them has."""
+    model, machine = load_model(path), load_machine(machine_path)
+    pool = Pool(role=Role.UNSPLIT, count=1, machine=machine, times=phase_times(model, machine))
+    cluster = Cluster(name="c", model=model, pools=(pool,))
+    blocks = capacity_blocks(cluster, pool, Rules(block_tokens=block_tokens))
+    assert blocks * block_tokens == pytest.approx(347 * 32, abs=block_tokens)
+    if block_tokens == 32:
+        assert blocks == 347
+
+
+def test_what_is_unknown_is_zero_and_says_so(path: Path, machine_path: Path) -> None:
+    """A price that nobody gave would look like one."""
+    machine = load_machine(machine_path)
+    assert (machine.price_usd_per_hour, machine.prompt_w, machine.embodied_kg_co2e) == (0.0, 0.0, 0.0)
+    for name in ("price_usd_per_hour", "prompt_w", "embodied_kg_co2e"):
+        assert machine.sources[name].startswith("unknown")
+    write_machine_file(read_profile_file(path), machine_path, path, price_usd_per_hour=0.1, power_w=(10.0, 40.0, 30.0))
+    machine = load_machine(machine_path)
+    assert (machine.price_usd_per_hour, machine.idle_w, machine.token_w) == (0.1, 10.0, 30.0)
+    assert machine.provisioned_w == 40.0
+    assert machine.nic_bytes_per_s == 8e9
+
+
+def test_measurements_of_something_else_are_refused(path: Path, machine_path: Path) -> None:
+    """Times of one model or machine would pass for those of another."""
+    model, machine = load_model(path), load_machine(machine_path)
+    with pytest.raises(SpecError, match=r"model smol: got 'llama-3.1-8b with layers 32'.*--model .*some.json is that"):
+        phase_times(load_model("llama-3.1-8b"), load_machine("dgx-h100"), profile=path)
+    with pytest.raises(SpecError, match="machine some-core: got 'dgx-h100', allowed is that machine"):
+        phase_times(model, load_machine("dgx-h100"), profile=path)
+    path.write_text(json.dumps(content(model={"name": "other"})))
+    with pytest.raises(SpecError, match="model other: got 'smol', allowed is the model that was measured"):
+        phase_times(model, machine)
+    with pytest.raises(SpecError, match="sizes are not known"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (content(version=2), "version: got 2, allowed is 1, or a newer phasesplit"),
+        (content(format="something"), "format: got 'something', allowed is 'phasesplit profile'"),
+        (content(times__prompt_knots_s=[0.1, 0.2]), "prompt_knots_tokens that increase, with as many prompt_knots_s"),
+        (content(times__token_knots_requests=[1, 7, 6, 32]), "token_knots_requests that increase"),
+        (content(times__token_context_s=-1.0), "times.token_context_s: got -1.0"),
+        (content(elapsed_s=math.nan), "elapsed_s"),
+        (content(iteratons=[]), "iteratons: unknown field, did you mean iterations"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(path: Path, changed: dict[str, Any], message: str) -> None:
+    """A wrong figure would be simulated with, or end in a traceback."""
+    path.write_text(json.dumps(changed))
+    with pytest.raises(SpecError) as caught:
+        read_profile_file(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unfinished_profile_is_kept_but_not_simulated_with(path: Path, machine_path: Path) -> None:
+    """Points of two iterations would be taken for phase times."""
+    path.write_text(json.dumps(content(times=None)))
+    with pytest.raises(SpecError, match="too few iterations for phase times; go on with phasesplit profile --resume"):
+        phase_times(load_model(path), load_machine(machine_path))
+    with pytest.raises(SpecError, match="needs phase times"):
+        write_machine_file(ProfileSpec(**content(times=None)), machine_path, path)
+
+
+def test_no_roofline_and_no_cap_is_lost(path: Path, machine_path: Path) -> None:
+    """A power-capped machine would be as fast as the measured one."""
+    text = machine_path.read_text().replace("provisioned_w: 0.0", "token_time_factor: 2.0\nprovisioned_w: 0.0")
+    machine_path.write_text(text)
+    times = phase_times(load_model(path), load_machine(machine_path))
+    assert times.token_time_s(1, 0) == pytest.approx(0.015)
