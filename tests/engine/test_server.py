@@ -8,7 +8,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from phasesplit.engine.events import Event, Failed, Finished, KvLeft, KvReady, PromptScored, Refused, Started, Token
+from phasesplit.engine.events import (
+    Event,
+    Failed,
+    Finished,
+    KvLeft,
+    KvReady,
+    PromptScored,
+    PromptTimes,
+    Refused,
+    Started,
+    Token,
+)
 from phasesplit.engine.facts import EngineFacts
 from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.server import worker_app
@@ -188,6 +199,23 @@ def test_a_stream_has_a_token_a_chunk_and_its_end_with_the_last() -> None:
         assert used["usage"]["completion_tokens"] == 3
         assert done == "[DONE]"
         assert bench.thread.aborted == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_first_token_tells_how_long_its_prompt_took(stream: bool) -> None:
+    """The gateway would not know how long a request queued, where the report of its start is late."""
+
+    async def test() -> None:
+        bench = Bench()
+        call = await bench.complete(stream=stream)
+        bench.thread.say(Started(), Token(Scored(40), PromptTimes(0.25, 1.5)), token(41), Finished("length"))
+        await asyncio.wait_for(call.task, 5)
+        told = (
+            [line.get("phasesplit") for line in call.events()[:-1]] if stream else [json.loads(call.body)["phasesplit"]]
+        )
+        assert told == [{"queued_s": 0.25, "prompt_s": 1.5}, None][: len(told)]
 
     run(test)
 

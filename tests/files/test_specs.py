@@ -340,6 +340,16 @@ def test_cluster_round_trip(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.yaml"]
 
 
+def test_a_served_cluster_can_be_simulated(tmp_path: Path) -> None:
+    """One file could not say both what is served and what is simulated, or a plan would repeat what it did not read."""
+    plain = _cluster()
+    content = plain.model_dump(mode="json") | {"engine": "embedded", "serve": {"port": 8080, "kv_memory": "1GB"}}
+    spec = load_cluster(_write(tmp_path / "cluster.yaml", content))
+    assert spec.model_dump() == plain.model_dump()
+    write_cluster(spec, tmp_path / "written.yaml")
+    assert "serve" not in (tmp_path / "written.yaml").read_text()
+
+
 def test_cluster_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """A failed write would leave a temporary file, or raise something else than one line."""
     with pytest.raises(SpecError, match="cannot be written"):

@@ -8,7 +8,7 @@ from gateways import TWICE, Rig, play, settle
 from phasesplit.gateway.leases import Reason
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.states import Event, State
-from phasesplit.gateway.worker import LegError
+from phasesplit.gateway.worker import LegError, PromptTimes
 
 HELD_IN = {
     State.PREFILLING: ("prompt", ["prompt"]),
@@ -295,11 +295,90 @@ def test_stalled_token_machine_is_given_up(stream: bool) -> None:
     play(scenario())
 
 
+def test_silent_prompt_machine_costs_a_pause() -> None:
+    """A machine that sends heartbeats and computes no prompt would cost its requests their whole deadline."""
+
+    async def scenario() -> None:
+        async with Rig(TWICE, limits=Limits(attempt_s=2.0)) as rig:
+            rig.workers["p1"].hold("prompt")
+            rig.workers["p2"].hold("prompt")
+            call = rig.complete()
+            await settle()
+            silent = of(rig, "prompt")
+            await rig.pass_time(2.0)
+            assert silent.given_up["prompt"] == 0
+            await rig.pass_time(1.0)
+            assert silent.given_up["prompt"] == 1
+            other = of(rig, "prompt")
+            assert other is not silent
+            other.go("prompt")
+            await call.answer()
+            assert (call.status, rig.gateway.meters.retries) == (200, 1)
+            await settle()
+            rig.demand_nothing_held()
+
+    play(scenario())
+
+
+def test_prompts_wait_as_long_as_their_machine_gives_tokens() -> None:
+    """A prompt in a long queue would lose its place to a machine that is well, again and again."""
+
+    async def scenario() -> None:
+        async with Rig(limits=Limits(attempt_s=2.0)) as rig:
+            rig.workers["p"].hold("prompt")
+            waits = rig.complete()
+            await settle()
+            for _ in range(4):
+                await rig.pass_time(1.5)
+                rig.gateway.desk.last_token_s["p"] = rig.clock.now_s()
+            rig.workers["p"].go("prompt")
+            await waits.answer()
+            assert (waits.status, rig.gateway.meters.retries) == (200, 0)
+
+    play(scenario())
+
+
+def test_first_tokens_of_others_count_as_a_sign_of_life() -> None:
+    """The gateway would not know that a machine works, and take its queue away from it."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            await rig.pass_time(3.0)
+            call = await rig.complete().answer()
+            assert call.status == 200
+            assert rig.gateway.desk.last_token_s == {"p": rig.clock.now_s(), "t": rig.clock.now_s()}
+
+    play(scenario())
+
+
+def test_the_prompts_own_time_is_that_of_its_machine() -> None:
+    """The queue's time would be null or wrong wherever the report that a prompt has begun comes late."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            rig.workers["p"].hold("prompt")
+            call = rig.complete()
+            await settle()
+            choice = rig.gateway.desk.live[0]
+            choice.stages.prompt_started_s = None  # the report was lost
+            await rig.pass_time(1.0)
+            choice.prompt_took(PromptTimes(queued_s=0.1, prompt_s=0.75), 1)
+            assert choice.stages.prompt_started_s == pytest.approx(choice.age_s - 0.75)
+            choice.prompt_took(PromptTimes(queued_s=0.1, prompt_s=500.0), 1)
+            assert choice.stages.prompt_started_s == choice.stages.assigned_s
+            choice.prompt_took(PromptTimes(queued_s=0.1, prompt_s=0.0), 2)  # of another attempt
+            assert choice.stages.prompt_started_s == choice.stages.assigned_s
+            rig.workers["p"].go("prompt")
+            await call.answer()
+
+    play(scenario())
+
+
 def test_leases_live_through_a_long_queue() -> None:
     """A request that waits longer than a lease lives would lose its KV though its machines are well."""
 
     async def scenario() -> None:
-        async with Rig(limits=Limits(lease_s=3.0, first_token_s=100.0)) as rig:
+        async with Rig(limits=Limits(lease_s=3.0, attempt_s=100.0, first_token_s=100.0)) as rig:
             hold(rig, State.PREFILLING)
             call = rig.complete()
             await settle()

@@ -10,7 +10,7 @@ import pytest
 from gateways import play
 from phasesplit.gateway.http_worker import HttpWorker, Patience
 from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import Chunk, LegError, Scored
+from phasesplit.gateway.worker import Chunk, LegError, PromptTimes, Scored
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -65,17 +65,19 @@ def answering(*parts: bytes) -> Machine:
 
 
 def test_prompt_leg() -> None:
-    """A prompt leg's token, or the key that opens the machine, would not get through."""
+    """A prompt leg's token, its times, or the key that opens the machine, would not get through."""
     seen = []
 
     async def machine(request: bytes, writer: asyncio.StreamWriter) -> None:
         seen.append(request)
-        body = b'{"choices": [{"token_ids": [5], "finish_reason": "length"}]}'
+        body = b'{"choices": [{"token_ids": [5], "finish_reason": "length"}], "phasesplit": %s}'
+        body %= b'{"queued_s": 0.5, "prompt_s": 2}'
         writer.write(OK % (len(body), body))
 
     async def scenario() -> None:
         async with client_of(machine) as worker:
-            assert await worker.prompt_leg({"max_tokens": 1}) == Chunk((5,), (), "length")
+            found = await worker.prompt_leg({"max_tokens": 1})
+            assert found == Chunk((5,), (), "length", (), PromptTimes(queued_s=0.5, prompt_s=2.0))
         assert b"Authorization: Bearer k" in seen[0]
         assert seen[0].endswith(b'{"max_tokens":1}')
 

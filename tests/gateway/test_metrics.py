@@ -97,6 +97,19 @@ def test_gauges_show_what_is_held_and_return_to_zero() -> None:
     play(scenario())
 
 
+def test_a_decision_log_that_ended_is_shown() -> None:
+    """Somebody who wants to replay a day's decisions would learn at its end that a disk was full."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            for why, shows in (("", 0), ("No space left on device", 1)):
+                rig.gateway.desk.log_ended = lambda why=why: why
+                values = shown((await rig.call("/metrics").answer()).body.decode())
+                assert values["phasesplit_decision_log_ended"] == {(): shows}
+
+    play(scenario())
+
+
 def test_histogram_counts_at_its_bounds() -> None:
     """A latency on a bound would be counted above it, and every percentile be off."""
     histogram = Histogram()

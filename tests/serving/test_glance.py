@@ -51,6 +51,15 @@ def test_rates_are_those_between_two_looks() -> None:
     assert moves == "retries 1; moves: 2 prompt to mixed"
 
 
+def test_what_is_wrong_stands_in_the_summary() -> None:
+    """A cluster that is not split as it should be, or whose log has ended, would look well."""
+    text = TEXT.replace("phasesplit_degraded 0.0", "phasesplit_degraded 1.0\nphasesplit_decision_log_ended 1.0")
+    told = summary(Metrics.from_text(text, 0.0), None)[-1]
+    assert "DEGRADED" in told
+    assert "THE DECISION LOG HAS ENDED" in told
+    assert "LOG" not in summary(Metrics.from_text(TEXT, 0.0), None)[-1]
+
+
 def test_the_first_look_counts_from_the_start() -> None:
     """The only look of `--once` would show nothing."""
     assert summary(Metrics.from_text(TEXT, 0.0), None)[0] == "5 requests; TTFT p50 <200 ms p99 >200 ms; TBT -"

@@ -1,8 +1,10 @@
 """Machines that prove to one another that they know their cluster's key, and strangers who cannot."""
 
+import hmac
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +18,7 @@ from phasesplit.transfer import shared_memory
 from phasesplit.transfer.channel import Condition, drive_receiver, drive_sender
 from phasesplit.transfer.in_memory import InMemoryChannel, in_memory_pair
 from phasesplit.transfer.incoming import MOST_STRANGERS
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.layout import PROTOCOL, Greeting
 from phasesplit.transfer.links import boot_id, open_channel
 from phasesplit.transfer.meeting import Caller
 from phasesplit.transfer.messages import LONGEST_TEXT_BYTES, Kind, Message
@@ -27,7 +29,7 @@ from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, 
 from phasesplit.transfer.states import Arrival, Departure
 from transfer.posts import WAYS, Pair
 from transfer.test_conformance import none_left_open
-from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_files
+from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_files, open_sockets
 
 KEY = b"a cluster's key"
 PROMPT = Greeting(machine="prompt-0", epoch=1, layout=LAYOUT)
@@ -86,6 +88,19 @@ def test_both_prove_that_they_know_the_key() -> None:
     assert there.receiver.is_registered(1)
     assert caller.met(passed[-1].text) == TOKEN
     assert not any(KEY in message.text or KEY.hex().encode() in message.text for message in passed)
+
+
+def test_each_end_proves_all_that_was_said_under_its_own_label() -> None:
+    """One end's proof could serve as the other's, or a part be moved from one message into the next."""
+    hello, challenge, proof, welcome = Eavesdropper().meet(1, Caller(PROMPT, KEY, None))
+
+    def due(end: str, *said: bytes) -> bytes:
+        parts = [f"phasesplit transfer {PROTOCOL}, {end}".encode(), *said]
+        return hmac.new(KEY, b"".join(struct.pack("<Q", len(part)) + part for part in parts), "sha256").digest()
+
+    assert proof.text == due("sender", hello.text, challenge.text)
+    shown = due("receiver", hello.text, challenge.text, TOKEN.to_text())
+    assert json.loads(welcome.text)["proof"] == shown.hex()
 
 
 @pytest.mark.parametrize(
@@ -343,7 +358,7 @@ def test_a_directory_that_others_enter_is_refused(tmp_path: Path, mode: int) -> 
 
 def test_another_user_is_not_let_in_and_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of another user would be given the memory, or be given KV."""
-    before = open_files()
+    before = open_sockets()
     memory = SharedPool(LAYOUT, 1)
     listener = SharedMemoryListener(str(tmp_path / "kv"), memory)
     channel = connect_shared_memory(str(tmp_path / "kv"))
@@ -356,7 +371,7 @@ def test_another_user_is_not_let_in_and_not_called(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     for end in (channel, listener, memory):
         end.close()
-    assert none_left_open(before)
+    assert open_sockets() == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

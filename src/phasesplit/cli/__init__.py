@@ -18,6 +18,7 @@ from phasesplit.cli.reproduce import reproduce
 from phasesplit.cli.serve import serve
 from phasesplit.cli.simulate import simulate
 from phasesplit.cli.top import top
+from phasesplit.cli.vllm_worker import vllm_worker
 from phasesplit.cli.worker import worker
 from phasesplit.errors import InfeasibleError, SpecError, WorkerLostError
 
@@ -31,7 +32,6 @@ _NEW_ISSUE = "phasesplit: this is a bug of phasesplit; please report it with the
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Plan, simulate and run phase-split serving of large language models.",
@@ -44,6 +44,7 @@ app.command()(replay)
 app.command()(replay_decisions)
 app.command()(serve)
 app.command()(worker)
+app.command()(vllm_worker)
 app.command()(top)
 app.add_typer(trace.app, name="trace")
 
@@ -98,8 +99,8 @@ def run(arguments: Sequence[str]) -> int:
         return _say(f"{problem.format_message()} (see --help)", WRONG_INPUT)  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except SystemExit:  # rich and typer exit by themselves only when the reader of standard output has gone
-        return _unwritable(BrokenPipeError())
+    except SystemExit as leaving:  # 0: typer has printed what completes; else the reader of standard output has gone
+        return _unwritable(BrokenPipeError()) if leaving.code else 0
     except Exception as problem:
         if isinstance(problem, OSError) and problem.filename is None:  # a stream; files are the business of `files`
             return _unwritable(problem)

@@ -1,6 +1,7 @@
 """`phasesplit serve`: a phase-split cluster on this host behind an OpenAI-compatible endpoint."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,8 @@ from phasesplit.errors import SpecError
 
 if TYPE_CHECKING:
     from phasesplit.files.serve_files import ServedCluster
+
+_OTLP, _OTLP_TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 def serve(
@@ -67,6 +70,15 @@ def serve(
     log_requests: Annotated[
         str | None, option("--log-requests", text="Write a JSON line for each request that has ended.", metavar="FILE")
     ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        option(
+            "--otlp-endpoint",
+            text="OpenTelemetry collector that takes a span for each stage of each request; by default what "
+            "OTEL_EXPORTER_OTLP_ENDPOINT says. Needs the extra otel.",
+            metavar="URL",
+        ),
+    ] = None,
     logs: Annotated[
         str | None,
         option("--logs", text="Directory for the workers' logs; by default they come here.", metavar="DIR"),
@@ -94,12 +106,14 @@ def serve(
         keys=(api_key_file, admin_key_file, join_key_file),
     )
     with contextlib.ExitStack() as open_files:
+        decisions, log_ended = _decisions(log_decisions, open_files)
         watchers = Watchers(
             ready=lambda ready: typer.echo(ready.text()),
             say=_say,
             log=_log(logs),
-            decisions=_decisions(log_decisions, open_files),
-            records=_records(log_requests, open_files),
+            decisions=decisions,
+            log_ended=log_ended,
+            records=_records(log_requests, otlp_endpoint, open_files),
         )
         return asyncio.run(run_cluster(asked, model_path(asked.model, _say), watchers))
 
@@ -175,24 +189,73 @@ def _log(directory: str | None) -> Callable[[str, str], None]:
     return WorkerLogs(Path(directory)).write
 
 
-def _decisions(path: str | None, open_files: Any) -> Callable[[bytes], object] | None:
+def _decisions(path: str | None, open_files: Any) -> tuple[Callable[[bytes], object] | None, Callable[[], str]]:
+    """Return who takes decisions, if anybody, and what tells why nobody does any more."""
     if path is None:
-        return None
+        return None, str
     from phasesplit.files.decision_log import DecisionLog
 
     log = DecisionLog(path)
-    open_files.callback(log.close)
-    return log.write
+
+    def close() -> None:
+        log.close()
+        if log.broken:
+            _say(f"{path}: the decision log is not whole: {log.broken}")
+
+    open_files.callback(close)
+    return log.write, lambda: log.broken
 
 
-def _records(path: str | None, open_files: Any) -> Callable[[Any], object] | None:
-    if path is None:
+def _records(path: str | None, otlp_endpoint: str | None, open_files: Any) -> Callable[[Any], object] | None:
+    """Return who is told of each request that has ended: a file, a collector of traces, both, or nobody."""
+    takers: list[Callable[[Any], object]] = []
+    if path is not None:
+        from phasesplit.files.request_log import RequestLog
+
+        log = RequestLog(Path(path))
+        open_files.callback(log.close)
+        takers.append(log.write)
+    endpoint = traces_url(otlp_endpoint, os.environ)
+    if endpoint is not None:
+        from phasesplit.gateway.tracing import spans_to
+
+        try:
+            spans = spans_to(endpoint)
+            open_files.callback(spans.close)
+            takers.append(spans)
+        except SpecError as problem:
+            if otlp_endpoint is not None:
+                raise
+            _say(str(problem))  # a variable that is there for other programs is no reason not to serve
+    if not takers:
         return None
-    from phasesplit.files.request_log import RequestLog
 
-    log = RequestLog(Path(path))
-    open_files.callback(log.close)
-    return log.write
+    def tell(record: Any) -> None:
+        for take in takers:
+            take(record)
+
+    return tell
+
+
+def traces_url(option: str | None, environment: Mapping[str, str]) -> str | None:
+    """Return where spans go, None for nowhere.
+
+    Args:
+        option: What the person says: the collector, or its page for traces.
+        environment: May say so in OpenTelemetry's own variables.
+
+    Raises:
+        SpecError: It is not a URL.
+    """
+    told = option or environment.get(_OTLP_TRACES) or environment.get(_OTLP)
+    if not told:
+        return None
+    where = "--otlp-endpoint" if option else _OTLP_TRACES if environment.get(_OTLP_TRACES) else _OTLP
+    if not told.startswith(("http://", "https://")):
+        raise SpecError.bad(where, told, "a URL, such as http://localhost:4318")
+    # Source: OpenTelemetry's specification of the exporter: only the variable for traces names the page itself.
+    is_page = where == _OTLP_TRACES or told.rstrip("/").endswith("/v1/traces")
+    return told if is_page else f"{told.rstrip('/')}/v1/traces"
 
 
 def _say(line: str) -> None:

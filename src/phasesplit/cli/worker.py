@@ -80,6 +80,7 @@ def worker(
 
     Example: phasesplit worker --join http://10.0.0.5:8080 --home token --key-file join.key
     """
+    interpret_scheduling()
     if parent is not None:
         from phasesplit.serving.parent import end_with_parent
 
@@ -126,6 +127,15 @@ def worker(
         )
         ready = announce if parent is not None else tell
         return asyncio.run(run_worker(worker_settings, place, ready=ready, say=say))
+
+
+def interpret_scheduling() -> None:
+    """Compile the kernels alone: a worker calls the scheduler once an iteration, which takes a thousand times longer.
+
+    See docs/decisions/0012-workers-interpret-scheduling.md. Nothing may have imported either before.
+    """
+    os.environ["PHASESPLIT_KERNELS"] = os.environ.get("PHASESPLIT_KERNELS") or os.environ.get("PHASESPLIT_JIT", "1")
+    os.environ["PHASESPLIT_JIT"] = "0"
 
 
 def bytes_of(text: str, where: str) -> int:

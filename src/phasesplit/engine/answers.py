@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import orjson
 
+from phasesplit.engine.events import PromptTimes
 from phasesplit.engine.logprobs import Scored
 from phasesplit.errors import RequestError
 
@@ -28,6 +29,7 @@ class Part:
         text_offset: Characters of the choice's text before it.
         finish_reason: Why the choice ends here, None where it goes on.
         stop_reason: The stop string or stop token that ended it, None for neither.
+        times: How long its prompt took here, with the first token; told in a field of its own, `phasesplit`.
     """
 
     text: str = ""
@@ -36,6 +38,7 @@ class Part:
     text_offset: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: str | int | None = None
+    times: PromptTimes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Answer:
             used: The answer's `usage`.
             kv_transfer_params: What the sender is told about the KV.
         """
-        answer = self._head() | {"choices": [self._choice(part)], "usage": dict(used)}
+        answer = self._head() | {"choices": [self._choice(part)], "usage": dict(used)} | _extension(part)
         return answer if kv_transfer_params is None else answer | {"kv_transfer_params": dict(kv_transfer_params)}
 
     def chunk(self, part: Part, *, with_usage: bool) -> dict[str, Any]:
@@ -84,7 +87,7 @@ class Answer:
             part: What it adds.
             with_usage: Whether the stream ends with a chunk of usage; the others then say null.
         """
-        chunk = self._head() | {"choices": [self._choice(part)]}
+        chunk = self._head() | {"choices": [self._choice(part)]} | _extension(part)
         return chunk | {"usage": None} if with_usage else chunk
 
     def usage_chunk(self, used: Mapping[str, int]) -> dict[str, Any]:
@@ -149,6 +152,11 @@ class Answer:
             str(token): {"logprob": logprob, "rank": rank, "decoded_token": self.spelled(token)}
             for token, (logprob, rank) in ranked.items()
         }
+
+
+def _extension(part: Part) -> dict[str, Any]:
+    """Return what a gateway is told beyond OpenAI's and vLLM's shapes."""
+    return {} if part.times is None else {"phasesplit": part.times._asdict()}
 
 
 def usage(prompt_tokens: int, output_tokens: int) -> dict[str, int]:

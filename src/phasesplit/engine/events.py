@@ -1,7 +1,7 @@
 """What happens to a request in the engine, as those who asked are told."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from phasesplit.engine.logprobs import Scored
 
@@ -22,15 +22,29 @@ class PromptScored:
     scores: tuple[Scored, ...]
 
 
+class PromptTimes(NamedTuple):
+    """How long a prompt took on the machine that computed it.
+
+    Attributes:
+        queued_s: From its arrival until its prompt phase began, in seconds.
+        prompt_s: From there until its first token was out, in seconds.
+    """
+
+    queued_s: float
+    prompt_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """One more output token.
 
     Attributes:
         scored: The token, with its log-probability where the request wants it.
+        times: With the first token of a prompt that was computed here: how long that took.
     """
 
     scored: Scored
+    times: PromptTimes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

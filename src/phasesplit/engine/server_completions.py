@@ -15,7 +15,7 @@ import orjson
 from starlette.responses import Response
 
 from phasesplit.engine.answers import DONE, Answer, Part, error_body, event, usage
-from phasesplit.engine.events import Event, Failed, Finished, PromptScored, Refused, Token
+from phasesplit.engine.events import Event, Failed, Finished, PromptScored, PromptTimes, Refused, Token
 from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.server_worker import Worker
 from phasesplit.engine.tokens import Detokenizer
@@ -93,6 +93,7 @@ class _Choice:
         self._text_length = 0
         self._detokenizer = Detokenizer(worker.tokenizer)
         self._prompt: tuple[Scored, ...] = ()
+        self._times: PromptTimes | None = None
         self._answer = Answer(
             request=f"cmpl-{self._key}",
             created_s=int(time.time()),
@@ -136,7 +137,10 @@ class _Choice:
             heard = await self._heard.take()
             if isinstance(heard, PromptScored):
                 self._prompt = heard.scores
-            elif isinstance(heard, Token | Finished | Refused | Failed | _Gone):
+            elif isinstance(heard, Token):
+                self._times = heard.times
+                return heard
+            elif isinstance(heard, Finished | Refused | Failed | _Gone):
                 return heard
 
     async def _whole(self, first: Token | Finished, scope: Scope, receive: Receive, send: Send) -> bool:
@@ -187,6 +191,7 @@ class _Choice:
             if isinstance(end.stop, str) and not self._request.include_stop and not self._request.stream:
                 text = text[: text.find(end.stop)] if end.stop in text else text
         prompt, self._prompt = self._prompt, ()
+        times, self._times = self._times, None
         if self._request.echo and self._text_length == 0 and self._tokens == len(output):
             text = self._worker.tokenizer.decode(self._request.prompt_ids) + text
         offset, self._text_length = self._text_length, self._text_length + len(text)
@@ -197,6 +202,7 @@ class _Choice:
             text_offset=offset,
             finish_reason=None if end is None else end.reason,
             stop_reason=None if end is None else end.stop,
+            times=times,
         )
 
     def _usage_chunk(self) -> bytes:

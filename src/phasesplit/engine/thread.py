@@ -49,7 +49,7 @@ class EngineThread:
         self._asleep, self._bell = socket.socketpair()
         self._asleep.setblocking(False)
         self._bell.setblocking(False)
-        self._is_stopped = False
+        self._is_stopped = self._is_quiet = False
         self._next_facts_s = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -119,7 +119,13 @@ class EngineThread:
         if now_s >= self._next_facts_s or not is_busy:
             self._next_facts_s = now_s + _FACTS_EVERY_S
             self.facts = self._engine.facts()
-        if not is_busy and not self._commands and not self._is_stopped:
+        if is_busy or self._commands or self._is_stopped:
+            self._is_quiet = False
+        elif not self._is_quiet:
+            # Any call of the post may take in what came meanwhile: once more is looked before sleeping on it.
+            self._is_quiet = True
+        else:
+            self._is_quiet = False
             self._sleep()
 
     def _tell(self) -> None:

@@ -6,13 +6,17 @@ changes the answer is honoured or refused; fields that are not known are ignored
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
-from pydantic import ValidationError
 
 from phasesplit.engine.sampling import Sampling
-from phasesplit.engine.wire_fields import Body, TransferFields, refusal
 from phasesplit.errors import RequestError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from phasesplit.engine.wire_fields import Body, TransferFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,11 @@ def parsed_request(body: bytes, served: Served, *, seed: int) -> WorkerRequest:
     Raises:
         RequestError: 404 for another model, 400 for anything else that is wrong with it.
     """
+    # Only a request needs pydantic; a worker is ready without.
+    from pydantic import ValidationError
+
+    from phasesplit.engine.wire_fields import Body, refusal
+
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -169,7 +178,7 @@ def parsed_request(body: bytes, served: Served, *, seed: int) -> WorkerRequest:
     return _request(fields, served, seed)
 
 
-def _request(fields: Body, served: Served, seed: int) -> WorkerRequest:
+def _request(fields: "Body", served: Served, seed: int) -> WorkerRequest:
     prompt_ids = _prompt_ids(fields, served)
     transfer, epoch = _transfer(fields.kv_transfer_params)
     request = WorkerRequest(
@@ -200,7 +209,7 @@ def _request(fields: Body, served: Served, seed: int) -> WorkerRequest:
     return request
 
 
-def _prompt_ids(fields: Body, served: Served) -> tuple[int, ...]:
+def _prompt_ids(fields: "Body", served: Served) -> tuple[int, ...]:
     if isinstance(fields.prompt, str):
         # Half of a surrogate pair never gets here: it is no JSON text.
         ids = served.encode(fields.prompt, fields.add_special_tokens is not False)
@@ -212,7 +221,7 @@ def _prompt_ids(fields: Body, served: Served) -> tuple[int, ...]:
     return fields.prompt
 
 
-def _most_tokens(fields: Body, prompt_tokens: int, context_tokens: int) -> int:
+def _most_tokens(fields: "Body", prompt_tokens: int, context_tokens: int) -> int:
     newer, older = fields.max_completion_tokens, fields.max_tokens
     if newer is not None and older is not None and newer != older:
         raise _invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
@@ -227,7 +236,7 @@ def _most_tokens(fields: Body, prompt_tokens: int, context_tokens: int) -> int:
     return context_tokens - prompt_tokens if wanted is None else wanted
 
 
-def _sampling(fields: Body, vocab: int, seed: int) -> Sampling:
+def _sampling(fields: "Body", vocab: int, seed: int) -> Sampling:
     for token in fields.logit_bias:
         if token >= vocab:
             raise _invalid("logit_bias", f"got token id {token}, allowed are 0 to {vocab - 1}")
@@ -253,7 +262,7 @@ def _sampling(fields: Body, vocab: int, seed: int) -> Sampling:
     )
 
 
-def _transfer(fields: TransferFields | None) -> tuple[SendKv | TakeKv | None, int | None]:
+def _transfer(fields: "TransferFields | None") -> tuple[SendKv | TakeKv | None, int | None]:
     if fields is None:
         return None, None
     sends, takes = bool(fields.do_remote_decode), bool(fields.do_remote_prefill)
@@ -271,7 +280,7 @@ def _transfer(fields: TransferFields | None) -> tuple[SendKv | TakeKv | None, in
     return TakeKv(key, peer, peer_epoch), fields.epoch
 
 
-def _of_validation(error: ValidationError) -> RequestError:
+def _of_validation(error: "ValidationError") -> RequestError:
     """Return the first thing that is wrong."""
     first = error.errors(include_url=False, include_context=False)[0]
     param = ".".join(str(part) for part in first["loc"])

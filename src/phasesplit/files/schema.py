@@ -145,12 +145,16 @@ class ClusterSpec(Spec):
         model: Name of a model or path of its file.
         pools: At least one.
         rules: Settings of the scheduling rules, as they stand in the file; whoever builds the rules checks them.
+        engine: What `phasesplit serve` runs; nobody else asks, so that one file can be served and simulated.
+        serve: How it is served; the same.
     """
 
     name: Name = "cluster"
     model: Name
     pools: Annotated[tuple[PoolSpec, ...], BeforeValidator(_pools)]
     rules: dict[str, Any] = Field(default_factory=dict)
+    engine: Any = Field(default=None, exclude=True)
+    serve: Any = Field(default=None, exclude=True)
 
 
 SpecType = TypeVar("SpecType", bound=Spec)

@@ -107,6 +107,8 @@ class Attempt:
             await self._prompt_told.wait()
 
     def _hear_prompt(self, chunk: Chunk) -> None:
+        if chunk.times is not None:
+            self._choice.prompt_took(chunk.times, self._number)
         if self._choice.is_at(self._number):
             self._choice.output.begin(chunk.prompt_scored)
             self._prompt_told.set()

@@ -16,9 +16,9 @@ from phasesplit.gateway.openai.responses import Piece
 from phasesplit.gateway.order import Order
 from phasesplit.gateway.output import Output
 from phasesplit.gateway.stages import Stages
-from phasesplit.gateway.states import Action, Event, Progress, State, release_reason, step
+from phasesplit.gateway.states import HOLDS_TOKEN, Action, Event, Progress, State, release_reason, step
 from phasesplit.gateway.verdicts import Pair, TooLong
-from phasesplit.gateway.worker import LegError, Scored
+from phasesplit.gateway.worker import LegError, PromptTimes, Scored
 
 if TYPE_CHECKING:
     from phasesplit.gateway.desk import Desk
@@ -169,17 +169,25 @@ class Choice:
         event = Event.PROMPT_LOST if side == "prompt" else Event.TOKEN_LOST
         self.tell(event, attempt, error=WorkerError(f"the machine of the {side} phase was lost"))
 
-    def look_for_stall(self, idle_s: float) -> None:
-        """Give the attempt up if its last token is too long ago.
+    def look_for_stall(self, patience_s: float) -> None:
+        """Give the attempt up if nothing has come of it for too long, though its machines say that they live.
 
         Args:
-            idle_s: Seconds between two tokens that are too many.
+            patience_s: See `Desk.patience_s`.
         """
-        last_s = self.stages.last_token_s
-        is_alone = self.progress.state in (State.WAITING, State.DECODING)
-        if is_alone and last_s is not None and self.age_s - last_s > idle_s:
-            error = LegError(f"no token for {idle_s:g} s", Event.TOKEN_LOST)
-            self.fault(error, self.progress.attempts)
+        state, last_s = self.progress.state, self.stages.last_token_s
+        if self.pair is None or state not in HOLDS_TOKEN:
+            return
+        if last_s is None:
+            # While its machine gives tokens to others, a prompt only waits for its turn.
+            heard_s = self._desk.last_token_s.get(self.pair.prompt, self._arrival_s) - self._arrival_s
+            silent_s = self.age_s - max(heard_s, self.stages.assigned_s or 0.0)
+            most_s, event = patience_s, Event.PROMPT_LOST
+        else:
+            silent_s, most_s = self.age_s - last_s, self._desk.limits.idle_s
+            event = Event.TRANSFER_FAILED if state is State.TRANSFERRING else Event.TOKEN_LOST
+        if silent_s > most_s:
+            self.fault(LegError(f"no token for {silent_s:.3g} s", event), self.progress.attempts)
 
     def let_go(self, machine: str, why: str, attempt: int) -> None:
         """Take note that a machine has dropped what it had of an attempt."""
@@ -193,6 +201,14 @@ class Choice:
             self._desk.dispatcher.prompt_started(self.key, self._desk.clock.now_s())
             self.stages.prompt_started_s = self.stages.prompt_started_s or self.age_s
         self.tell(Event.PROMPT_STARTED, attempt)
+
+    def prompt_took(self, times: PromptTimes, attempt: int) -> None:
+        """Take a machine's word, which comes with the first token, how long the prompt phase of an attempt took.
+
+        It is the better one: the report that the phase began may have come late, or not at all.
+        """
+        if self.is_at(attempt):
+            self.stages.prompt_took(times.prompt_s, self.age_s)
 
     def kv_ready(self, attempt: int) -> None:
         """Take note that all KV of an attempt is on its token machine."""
@@ -227,6 +243,8 @@ class Choice:
             return
         self.output.push(token, scored)
         self._desk.meters.token(self.stages.token(place, self.age_s))
+        if self.pair is not None:
+            self._desk.last_token_s[self.pair.token if place else self.pair.prompt] = self._desk.clock.now_s()
         if place == 0:
             self._desk.dispatcher.first_token(self.key, self._desk.clock.now_s())
         event = Event.TOKEN if place else Event.FIRST_TOKEN

@@ -18,6 +18,11 @@ from phasesplit.gateway.verdicts import Lost
 
 _LOG = logging.getLogger(__name__)
 
+_SLOWEST_TOKENS_PER_S = 100.0
+"""Prompt tokens per second that are believed of machines that have computed none yet."""
+_PATIENCE = 3.0
+"""By how much an iteration may take longer than the rate so far says."""
+
 Record = dict[str, Any]
 
 
@@ -31,6 +36,8 @@ class Desk:
         clock: The gateway's.
         limits: The gateway's.
         meters: What is counted.
+        log_ended: Returns why the log of decisions has ended early, nothing while it has not.
+        last_token_s: When a machine last gave a token to anybody.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class Desk:
         limits: Limits,
         meters: Meters,
         records: Callable[[Record], object] | None = None,
+        log_ended: Callable[[], str] = str,
     ) -> None:
         """Make an empty desk, and let the fleet report to it.
 
@@ -54,9 +62,12 @@ class Desk:
             limits: See the attributes.
             meters: See the attributes.
             records: Called with one JSON object for each choice that has ended.
+            log_ended: See the attributes.
         """
         self.dispatcher, self.fleet, self.codec = dispatcher, fleet, codec
         self.clock, self.limits, self.meters = clock, limits, meters
+        self.log_ended = log_ended
+        self.last_token_s: dict[str, float] = {}
         self._records = records
         self._live: dict[Choice, None] = {}
         self._by_key: dict[str, tuple[Choice, int]] = {}
@@ -74,6 +85,17 @@ class Desk:
     def queued(self) -> int:
         """Choices that wait for a pair of machines."""
         return len(self._queue)
+
+    @property
+    def patience_s(self) -> float:
+        """How long a prompt's machine may give no token to anybody before another one is tried.
+
+        Prompts that are pending may all be in one iteration, which gives nothing until its end.
+        """
+        wait_s = self.dispatcher.wait_s()
+        if wait_s is None:
+            wait_s = self.dispatcher.pending_prompt_tokens / _SLOWEST_TOKENS_PER_S
+        return self.limits.attempt_s + _PATIENCE * wait_s
 
     def begin(self, choice: Choice) -> None:
         """Take a new choice in, and ask for its machines."""
@@ -96,9 +118,10 @@ class Desk:
                 return
 
     def look_for_stalls(self) -> None:
-        """Give up the attempts whose token machine lives, but has told nothing for too long."""
+        """Give up the attempts whose machines live, but have told nothing for too long."""
+        patience_s = self.patience_s
         for choice in self.live:
-            choice.look_for_stall(self.limits.idle_s)
+            choice.look_for_stall(patience_s)
 
     def send_legs(self, choice: Choice) -> dict[str, asyncio.Task[None]]:
         """Send the legs of a choice's new attempt to its pair; return the tasks by side."""

@@ -63,6 +63,7 @@ class Gateway:
         keys: Keys | None = None,
         heartbeats: Heartbeats | None = None,
         records: Callable[[dict[str, Any]], object] | None = None,
+        log_ended: Callable[[], str] = str,
     ) -> None:
         """Put a gateway together.
 
@@ -76,6 +77,7 @@ class Gateway:
             keys: See the attributes.
             heartbeats: How often machines are looked at.
             records: Called with one JSON object for each choice that has ended.
+            log_ended: Returns why the log of decisions has ended early, nothing while it has not.
         """
         self.models, self.codec, self.clock = tuple(models), codec, clock
         self.limits, self.keys = limits or Limits(), keys or Keys()
@@ -84,7 +86,7 @@ class Gateway:
         self.created_s = int(clock.unix_s())
         self.desk = Desk(
             dispatcher=dispatcher, fleet=self.fleet, codec=codec, clock=clock, limits=self.limits, meters=self.meters,
-            records=records,
+            records=records, log_ended=log_ended,
         )  # fmt: skip
         self._is_draining = False
         self._live_requests = 0

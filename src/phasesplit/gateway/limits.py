@@ -17,6 +17,8 @@ class Limits:
         choices: Choices of one request: prompts x n.
         messages: Messages of a chat.
         attempts: Pairs tried for one request.
+        attempt_s: Seconds that a prompt's machine may give no token to anybody, beside three times what the prompts
+            that are pending should take, before those that wait for it try another.
         first_token_s: Seconds from arrival within which the first content must be there.
         request_s: Seconds from arrival within which the last token must be there.
         idle_s: Seconds between two tokens after which a token machine counts as stalled.
@@ -34,6 +36,7 @@ class Limits:
     choices: int = 16
     messages: int = 2048
     attempts: int = 3
+    attempt_s: float = 10.0
     first_token_s: float = 60.0
     request_s: float = 600.0
     idle_s: float = 30.0

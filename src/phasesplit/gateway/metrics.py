@@ -141,6 +141,7 @@ class GatewayCollector(Collector):
         yield homes
         broken = {view.name: float(view.state in ("broken", "probing")) for view in views}
         yield _gauge("breaker_open", "1 while a machine is left alone after failures.", "machine", broken)
+        yield _one("decision_log_ended", "1 once the log of decisions takes no more.", bool(self._desk.log_ended()))
         yield _one("degraded", "Reasons for which the cluster is not split as it should be.", len(dispatcher.degraded))
 
 

@@ -55,6 +55,16 @@ class Stages:
         self.last_token_s = at_s
         return gap_s
 
+    def prompt_took(self, prompt_s: float, at_s: float) -> None:
+        """Set when the prompt phase began, from how long it took by its machine's word.
+
+        Args:
+            prompt_s: Seconds until the first token was out there.
+            at_s: When that was told, seconds after the arrival; the first token may have come on another way before.
+        """
+        end_s = at_s if self.first_token_s is None else self.first_token_s
+        self.prompt_started_s = min(end_s, max(self.assigned_s or 0.0, end_s - prompt_s))
+
     def durations(self) -> dict[str, float]:
         """Return the seconds of each stage that was gone through, see `intervals`."""
         return {stage: end_s - start_s for stage, (start_s, end_s) in intervals(self.record()).items()}

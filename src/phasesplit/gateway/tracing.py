@@ -3,7 +3,7 @@
 Spans are made from the record that a choice leaves, after its end: serving a request costs nothing for them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from phasesplit.errors import SpecError
@@ -21,13 +21,15 @@ _TOLD = (
 class Spans:
     """Makes spans of records; give it to a gateway as `records`."""
 
-    def __init__(self, tracer: "Tracer") -> None:
+    def __init__(self, tracer: "Tracer", close: Callable[[], None] = lambda: None) -> None:
         """Make one.
 
         Args:
             tracer: Where spans go.
+            close: Sends those that have not been sent yet.
         """
         self._tracer = tracer
+        self.close = close
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """Make the spans of one record."""
@@ -61,7 +63,7 @@ def spans_to(endpoint: str) -> Spans:
         raise SpecError(f"traces to {endpoint}: not installed; pip install 'phasesplit[otel]'") from None
     provider = TracerProvider(resource=Resource.create({"service.name": "phasesplit"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
-    return Spans(provider.get_tracer("phasesplit.gateway"))
+    return Spans(provider.get_tracer("phasesplit.gateway"), provider.shutdown)
 
 
 def _ns(seconds: float) -> int:

@@ -5,10 +5,11 @@ counts are all made in the gateway from ids.
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import Chunk, LegError, Scored
+from phasesplit.gateway.worker import Chunk, LegError, PromptTimes, Scored
 
 _NAME = "token_id:"
 _REFUSED = frozenset({400, 404, 413, 422})
@@ -42,6 +43,7 @@ def read_chunk(answer: Mapping[str, Any], lost: Event) -> Chunk:
             _scored(tokens, logprobs) if logprobs else (),
             finish,
             tuple(_of_prompt(place) for place in prompt) if prompt else (),
+            _times(answer.get("phasesplit")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise LegError("a machine sent something that is not an answer", lost) from None
@@ -87,6 +89,16 @@ def _scored(tokens: Sequence[int], logprobs: Mapping[str, Any]) -> tuple[Scored,
         named = logprobs.get("top_logprobs") or [None] * len(tokens)
         tops = [tuple((int(name.removeprefix(_NAME)), value) for name, value in (top or {}).items()) for top in named]
     return tuple(map(Scored, tokens, told, tops))
+
+
+def _times(told: Mapping[str, Any] | None) -> PromptTimes | None:
+    """Return how long a prompt took, None where the machine does not tell; raises ValueError for what no time is."""
+    if told is None:
+        return None
+    times = PromptTimes(float(told["queued_s"]), float(told["prompt_s"]))
+    if not (0 <= times.queued_s < inf and 0 <= times.prompt_s < inf):
+        raise ValueError(times)
+    return times
 
 
 def _of_prompt(place: Mapping[str, Any] | None) -> Scored:

@@ -21,6 +21,18 @@ class Scored(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptTimes(NamedTuple):
+    """How long a prompt took on its machine, by the machine's own word.
+
+    Attributes:
+        queued_s: From its arrival there until its prompt phase began, in seconds.
+        prompt_s: From there until its first token was out, in seconds.
+    """
+
+    queued_s: float
+    prompt_s: float
+
+
 class Chunk(NamedTuple):
     """What a machine adds to a choice at once.
 
@@ -29,12 +41,14 @@ class Chunk(NamedTuple):
         scored: Their log-probabilities; empty where nobody asked.
         finish_reason: "stop" or "length" by the machine's own word, None where it goes on.
         prompt_scored: The prompt's log-probabilities; empty where nobody asked.
+        times: How long the prompt took, with its first token, where the machine tells.
     """
 
     tokens: tuple[int, ...]
     scored: tuple[Scored, ...] = ()
     finish_reason: str | None = None
     prompt_scored: tuple[Scored, ...] = ()
+    times: PromptTimes | None = None
 
 
 class LegError(WorkerError):

@@ -92,14 +92,15 @@ async def keep_announced(
         facts: Makes a snapshot of its facts.
         key: Join key, or None.
         has_listener: Whether somebody listens to its events.
-        say: Told what goes wrong, once for each thing.
+        say: Told what goes wrong twice in a row (a gateway may take a moment to start), once for each thing.
     """
-    wait_s, said = _FIRST_WAIT_S, ""
+    wait_s, before, said = _FIRST_WAIT_S, "", ""
     while True:
         problem = await asyncio.to_thread(_announced, gateway, {"url": url, "facts": facts()}, key)
-        if problem and problem != said:
+        if problem and problem == before and problem != said:
             say(f"{gateway.scheme}://{gateway.host}:{gateway.port} does not take this worker: {problem}")
-        said = problem
+            said = problem
+        before, said = problem, said if problem else ""
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, _MOST_WAIT_S)
         quiet_s = 0.0

@@ -40,6 +40,7 @@ class Watchers:
         log: Takes a worker's name and a line of its log.
         decisions: Takes the scheduler's decisions, a line each, or None.
         records: Takes a record of each request that has ended, or None.
+        log_ended: Returns why the log of decisions has ended early, nothing while it has not.
     """
 
     ready: Callable[[Ready], None]
@@ -47,6 +48,7 @@ class Watchers:
     log: Log
     decisions: Callable[[bytes], object] | None = None
     records: Callable[[Mapping[str, Any]], object] | None = None
+    log_ended: Callable[[], str] = str
 
 
 async def run_cluster(cluster: ServedCluster, model: Path, watchers: Watchers) -> int:
@@ -84,7 +86,7 @@ async def run_cluster(cluster: ServedCluster, model: Path, watchers: Watchers) -
             if signals.first.is_set():
                 return INTERRUPTED  # nothing runs that would have to end in peace
             front = making.result()
-            await listening.start(front.app)
+            await listening.start(front.app, header_s=front.limits.header_s)
             if await _joined(supervisor, front, signals):
                 watchers.ready(
                     Ready(

@@ -105,7 +105,7 @@ class EmbeddedWorker:
         )
         cache = KvCache(config, blocks, memory=pool.blocks)
         forward = Forward(model, cache)
-        warm_up(settings.rules, kernels_first=settings.home != "token", say=say)
+        warm_up(say)
         link = calibrated(self._post, forward, settings.rules, transport="unix")
         self._post.outgoing.sent = Sent()  # what was sent to measure is no traffic
         engine = Engine(
@@ -156,9 +156,15 @@ class EmbeddedWorker:
         }
 
     def start(self) -> None:
-        """Start the engine's thread, and make the tokenizer beside it: a gateway sends ids, and can do without."""
+        """Start the engine's thread, and get beside it what the first request will need."""
         self._thread.start()
-        threading.Thread(target=lambda: self.worker.tokenizer, name="tokenizer", daemon=True).start()
+        threading.Thread(target=self._get_rest, name="rest", daemon=True).start()
+
+    def _get_rest(self) -> None:
+        """Get what a worker can be ready without: what reads requests, and the tokenizer, for a gateway sends ids."""
+        import phasesplit.engine.wire_fields  # noqa: F401
+
+        _ = self.worker.tokenizer
 
     def close(self) -> None:
         """End the engine's thread, and let go of sockets and memory."""

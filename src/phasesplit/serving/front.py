@@ -1,21 +1,26 @@
 """The gateway put together: codec, dispatcher, limits, keys, and the ASGI application over them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from phasesplit.engine.checkpoint import open_checkpoint
 from phasesplit.errors import SpecError
 from phasesplit.files.serve_files import ServedCluster
 from phasesplit.gateway.app import make_app
+from phasesplit.gateway.breaker import BreakerRule
 from phasesplit.gateway.clock import LoopClock
 from phasesplit.gateway.decisions import warm
 from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.estimates import Backlog
 from phasesplit.gateway.gateway import Gateway, Keys
 from phasesplit.gateway.http_worker import HttpWorker
 from phasesplit.gateway.keys import key_digest
 from phasesplit.gateway.limits import Limits
 from phasesplit.serving.codec import ModelCodec
+
+_Kind = TypeVar("_Kind", Limits, Backlog, BreakerRule)
+_PARTS = ("backlog", "breaker")
 
 
 class Sinks(Protocol):
@@ -29,6 +34,10 @@ class Sinks(Protocol):
     def records(self) -> Any:
         """Takes a record of each request that has ended, or None."""
 
+    @property
+    def log_ended(self) -> Callable[[], str]:
+        """Returns why the log of decisions has ended early, nothing while it has not."""
+
 
 class Front:
     """What clients talk to.
@@ -41,28 +50,31 @@ class Front:
 
     Attributes:
         app: The ASGI application.
+        limits: What clients may ask of it.
 
     Raises:
         SpecError: The model or the limits are wrong.
     """
 
     def __init__(self, cluster: ServedCluster, model: Path, name: str, sinks: Sinks) -> None:
-        limits = limits_from(cluster.limits, f"{cluster.source}, serve.limits" if cluster.source else "limits")
+        where = f"{cluster.source}, serve.limits" if cluster.source else "limits"
+        self.limits, backlog, breaker = bounds_from(cluster.limits, where)
         checkpoint = open_checkpoint(model)
-        dispatcher = Dispatcher(cluster.rules, limits, sink=sinks.decisions)
+        dispatcher = Dispatcher(cluster.rules, self.limits, backlog=backlog, breaker=breaker, sink=sinks.decisions)
         self._gateway = Gateway(
             codec=ModelCodec(checkpoint.config, checkpoint.tokenizer, checkpoint.template),
             dispatcher=dispatcher,
             connect=lambda url: HttpWorker(url, key=cluster.join_key),
             models=(name,),
             clock=LoopClock(),
-            limits=limits,
+            limits=self.limits,
             keys=Keys(
                 client=_digests(cluster.client_keys),
                 admin=_digests(cluster.admin_keys),
                 join=_digests((cluster.join_key,) if cluster.join_key else ()),
             ),
             records=sinks.records,
+            log_ended=sinks.log_ended,
         )
         self.app = make_app(self._gateway)
         warm(cluster.rules)
@@ -76,31 +88,59 @@ class Front:
         await self._gateway.drain(within_s)
 
 
-def limits_from(settings: Mapping[str, Any], where: str) -> Limits:
-    """Return limits with some fields set.
+class Bounds(NamedTuple):
+    """What a deployment may set about its gateway.
+
+    Attributes:
+        limits: What clients may ask of it.
+        backlog: How much prompt work may wait.
+        breaker: When a failing machine is left alone.
+    """
+
+    limits: Limits
+    backlog: Backlog
+    breaker: BreakerRule
+
+
+def bounds_from(settings: Mapping[str, Any], where: str) -> Bounds:
+    """Return bounds with some fields set.
 
     Args:
-        settings: Field of `Limits` to value.
+        settings: Field of `Limits` to value; `backlog` and `breaker` to the fields of these.
         where: How the person knows their place.
 
     Raises:
         SpecError: A field is unknown, or a value is not allowed.
     """
-    usual = Limits()
+    own = dict(settings)
+    parts = [own.pop(name, {}) for name in _PARTS]
+    for name, part in zip(_PARTS, parts, strict=True):
+        if not isinstance(part, Mapping):
+            raise SpecError.bad(f"{where}, field {name}", part, "fields with values")
+    return Bounds(
+        _bounds(Limits, own, where, "limits", (*Limits.__dataclass_fields__, *_PARTS)),
+        _bounds(Backlog, parts[0], f"{where}.backlog", "backlog", Backlog.__dataclass_fields__),
+        _bounds(BreakerRule, parts[1], f"{where}.breaker", "breaker", BreakerRule.__dataclass_fields__),
+    )
+
+
+def _bounds(kind: type[_Kind], settings: Mapping[str, Any], where: str, word: str, known: Iterable[str]) -> _Kind:
+    """Return an object of bounds; `word` is what it calls itself in its errors."""
+    usual = kind()
     values: dict[str, Any] = {}
     for name, value in settings.items():
-        if name not in Limits.__dataclass_fields__:
-            raise SpecError.unknown(f"{where}, field", str(name), Limits.__dataclass_fields__)
-        kind = type(getattr(usual, name))
-        fits = isinstance(value, bool) if kind is bool else isinstance(value, int | float) and value == kind(value)
-        if not fits or (isinstance(value, bool) and kind is not bool):
-            allowed = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
+        if name not in usual.__dataclass_fields__:
+            raise SpecError.unknown(f"{where}, field", str(name), known)
+        type_ = type(getattr(usual, name))
+        fits = isinstance(value, bool) if type_ is bool else isinstance(value, int | float) and value == type_(value)
+        if not fits or (isinstance(value, bool) and type_ is not bool):
+            allowed = {bool: "true or false", int: "a whole number"}.get(type_, "a number")
             raise SpecError.bad(f"{where}, field {name}", value, allowed)
-        values[name] = kind(value)
+        values[name] = type_(value)
     try:
-        return Limits(**values)
+        return kind(**values)
     except SpecError as problem:
-        raise SpecError(str(problem).replace("limits", where, 1)) from None
+        raise SpecError(str(problem).replace(word, where, 1)) from None
 
 
 def _digests(keys: tuple[str, ...]) -> tuple[bytes, ...]:

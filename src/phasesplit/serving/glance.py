@@ -118,7 +118,8 @@ def summary(now: Metrics, before: Metrics | None) -> list[str]:
         f"{rates}; TTFT {_percentiles(now, before, 'ttft')}; TBT {_percentiles(now, before, 'tbt')}",
         f"now: {live}",
         f"retries {now.value('retries_total'):.0f}; moves: {moves or 'none'}"
-        + ("; DEGRADED, see /ready" if now.value("degraded") else ""),
+        + ("; DEGRADED, see /ready" if now.value("degraded") else "")
+        + ("; THE DECISION LOG HAS ENDED, it cannot be written" if now.value("decision_log_ended") else ""),
     ]
 
 

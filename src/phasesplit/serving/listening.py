@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 
 from phasesplit.errors import SpecError
+from phasesplit.gateway.slow_clients import bounded_protocol
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
@@ -59,10 +60,17 @@ class Listening:
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, app: Any) -> None:
-        """Serve an ASGI application; returns once it accepts requests."""
+    async def start(self, app: Any, *, header_s: float | None = None) -> None:
+        """Serve an ASGI application; returns once it accepts requests.
+
+        Args:
+            app: The application.
+            header_s: Seconds within which the head of a request must be here; None: no matter how long it takes.
+        """
         config = uvicorn.Config(
             app,
+            http="auto" if header_s is None else bounded_protocol(header_s),
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="on",

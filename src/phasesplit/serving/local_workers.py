@@ -41,11 +41,6 @@ def worker_commands(cluster: ServedCluster, around: Surroundings) -> dict[str, C
     return commands
 
 
-def _vllm_command(fixed: list[str], vllm: VllmOptions) -> Command:
-    options = [*fixed, "--connector", vllm.connector, *(["--python", vllm.python] if vllm.python else [])]
-    return lambda epoch: [*options, "--epoch", str(epoch), "--", *vllm.arguments]
-
-
 def worker_environment(join_key: str | None) -> Mapping[str, str]:
     """Return the environment of workers: this process's, with the cluster's key, and one thread for each library."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -71,6 +66,11 @@ def _command(name: str, role: str, cluster: ServedCluster, around: Surroundings)
         return [*fixed, "--epoch", str(epoch)]
 
     return command
+
+
+def _vllm_command(fixed: list[str], vllm: VllmOptions) -> Command:
+    options = [*fixed, "--connector", vllm.connector, *(["--python", vllm.python] if vllm.python else [])]
+    return lambda epoch: [*options, "--epoch", str(epoch), "--", *vllm.arguments]
 
 
 def _changed(rules: Rules) -> dict[str, object]:

@@ -20,14 +20,15 @@ import json
 import secrets
 
 from phasesplit.errors import TransferError
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.layout import PROTOCOL, Greeting
 from phasesplit.transfer.messages import Kind, Message
 
 Identity = tuple[str, int]
 """Name and epoch of a machine."""
 
 _RANDOM_BYTES = 16
-_SENDER, _RECEIVER = b"phasesplit transfer 3, sender", b"phasesplit transfer 3, receiver"
+_SENDER = f"phasesplit transfer {PROTOCOL}, sender".encode()
+_RECEIVER = f"phasesplit transfer {PROTOCOL}, receiver".encode()
 
 
 class Caller:
@@ -43,7 +44,7 @@ class Caller:
         self._ours = greeting
         self._secret = secret
         self._looks_for = looks_for
-        self._hello = greeting.to_text(nonce=_random() if secret else "")
+        self._hello = greeting.to_text(nonce=_random() if secret is not None else "")
         self._challenge = b""
 
     def hello(self) -> Message:
@@ -80,7 +81,7 @@ class Caller:
         if self._secret is not None:
             due = _proof(self._secret, _RECEIVER, self._hello, self._challenge, theirs.to_text())
             shown = str(json.loads(welcome).get("proof", "")).encode(errors="replace")
-            if not self._challenge or not hmac.compare_digest(due.hex().encode(), shown):
+            if not hmac.compare_digest(due.hex().encode(), shown):
                 raise TransferError(f"{theirs.machine} has not proven that it knows the cluster's key")
         self._demand((theirs.machine, theirs.epoch))
         self._ours.layout.demand_equal(theirs.layout)

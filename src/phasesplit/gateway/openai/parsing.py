@@ -122,9 +122,13 @@ def _of_validation(error: ValidationError) -> RequestError:
 
 def _check(request: Sampled, limits: Limits) -> None:
     """Raise for fields that are right alone and wrong together, or that this deployment does not allow."""
-    for name in extras(request):
+    for name, value in extras(request).items():
         if name in NOT_FOR_CLIENTS:
             raise _unsupported(name, "only the gateway may set this field")
+        try:
+            orjson.dumps(value)
+        except TypeError:  # it reads more than it writes, and unknown fields are passed on
+            raise _invalid(name, "nested too deep") from None
     refused = NOT_OFFERED | (NOT_OFFERED_IN_CHATS if isinstance(request, ChatRequest) else {})
     for name, value in extras(request).items():
         if name in refused and value not in (None, False, [], {}):

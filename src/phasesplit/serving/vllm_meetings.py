@@ -1,0 +1,56 @@
+"""Where the two sides of a split request meet, on the token machine.
+
+Both legs are sent at once, and each knows only what the gateway said. The prompt machine calls when its prompt phase is
+over: it hands over what vLLM's own connector needs to fetch the KV, where that one is used, and gets the token
+machine's first token back. vLLM's token machine computes the last position of the prompt again in order to sample, so
+it is its token that the text goes on from, and in half precision the two may differ.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Meeting:
+    """One request's.
+
+    Attributes:
+        handover: What the prompt machine hands over.
+        first: The token machine's first choice object, None where it came to none.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.handover: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.first: asyncio.Future[dict[str, Any] | None] = loop.create_future()
+        self.guests = 0
+
+    def hand_over(self, params: dict[str, Any]) -> None:
+        """Let the token machine go on."""
+        if not self.handover.done():
+            self.handover.set_result(params)
+
+    def tell_first(self, choice: dict[str, Any] | None) -> None:
+        """Let the prompt machine know the first token; only the first call counts."""
+        if not self.first.done():
+            self.first.set_result(choice)
+
+
+class Meetings:
+    """All that somebody is at."""
+
+    def __init__(self) -> None:
+        self._meetings: dict[str, Meeting] = {}
+
+    @contextmanager
+    def at(self, key: str) -> Iterator[Meeting]:
+        """Be at the meeting of a key; it ends when both sides have gone."""
+        meeting = self._meetings.get(key) or self._meetings.setdefault(key, Meeting())
+        meeting.guests += 1
+        try:
+            yield meeting
+        finally:
+            meeting.guests -= 1
+            if not meeting.guests:
+                del self._meetings[key]

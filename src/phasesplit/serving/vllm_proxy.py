@@ -1,0 +1,229 @@
+"""POST /v1/completions of a vLLM worker: the gateway's legs, given to vLLM's own API server.
+
+Headers are held until vLLM has something to say. Whoever closes the connection ends the request: vLLM sees its own
+connection close. What the two sides of a split request have to say to one another goes over `vllm_meetings`.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phasesplit.engine.server_completions import Receive, Scope, Send, read_body
+from phasesplit.errors import RequestError
+from phasesplit.serving.vllm_legs import Leg
+from phasesplit.serving.vllm_meetings import Meetings
+from phasesplit.serving.vllm_speaker import VllmSpeaker
+
+_AGREE_S = 5.0
+"""How long a prompt machine that has its first token waits for the token machine's; one that has given up says so."""
+_HANDOVER_S = 120.0
+"""How long a token machine waits to be told where to fetch KV."""
+_NIXL = {
+    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+    "remote_host": None, "remote_port": None,
+}  # fmt: skip
+"""What vLLM's NixlConnector asks of a prompt leg. Source: vllm 0.32, docs/features/nixl_connector_usage.md."""
+
+
+class VllmProxy:
+    """The endpoint, an ASGI application.
+
+    Args:
+        speaker: The worker.
+        key: What the worker of the other side has to be shown, or None.
+    """
+
+    def __init__(self, speaker: VllmSpeaker, key: str | None) -> None:
+        self._speaker, self._meetings = speaker, Meetings()
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            text = await read_body(receive)
+            if text is None:
+                return
+            body, params = self._checked(text)
+        except RequestError as problem:
+            await _error(problem.status, str(problem), problem.code)(scope, receive, send)
+            return
+        leg = Leg(
+            str(params.get("key", "")),
+            len(body.get("prompt") or ()),
+            sends=bool(params.get("do_remote_decode")),
+            awaits=bool(params.get("do_remote_prefill")),
+        )
+        serving = asyncio.create_task(self._serve(leg, body, params, scope, receive, send))
+        leaving = asyncio.create_task(_gone(receive))
+        self._speaker.legs.begin(leg)
+        if leg.key:
+            self._speaker.tasks[leg.key] = serving
+        try:
+            await asyncio.wait([serving, leaving], return_when=asyncio.FIRST_COMPLETED)
+            leaving.cancel()
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+        finally:
+            self._speaker.tasks.pop(leg.key, None)
+            self._speaker.legs.end(leg)
+            if leg.sends and not leg.tokens:
+                self._speaker.drop(leg.key)
+
+    async def handover(self, request: Request) -> Response:
+        """Take what a prompt machine hands over; answer with our first token, 504 where there is none in time."""
+        told = orjson.loads(await request.body())
+        with self._meetings.at(str(told["key"])) as meeting:
+            meeting.hand_over(told.get("params") or {})
+            try:
+                first = await asyncio.wait_for(asyncio.shield(meeting.first), float(told["within_s"]))
+            except TimeoutError:
+                first = None
+        return _error(504, "there is no first token yet", None) if first is None else _json(200, first)
+
+    def _checked(self, text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a body, and what it says of KV."""
+        try:
+            body = orjson.loads(text)
+            params = dict(body.get("kv_transfer_params") or {})
+        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError):
+            raise RequestError("the body is not a JSON object") from None
+        epoch, speaker = params.get("epoch"), self._speaker
+        if epoch is not None and epoch != speaker.epoch:
+            raise RequestError(
+                f"kv_transfer_params.epoch: got {epoch}, this worker is in epoch {speaker.epoch}",
+                status=409,
+                code="stale_epoch",
+            )
+        if speaker.is_draining or speaker.error is not None:
+            raise RequestError("this worker takes no more requests", status=503, code="no_capacity")
+        splits = params.get("do_remote_decode") or params.get("do_remote_prefill")
+        if splits and (not isinstance(params.get("key"), str) or not params["key"]):
+            raise RequestError("kv_transfer_params.key: allowed is a text", param="kv_transfer_params.key")
+        if splits and speaker.settings.connector == "none":
+            raise RequestError("this worker serves whole requests only", status=503, code="no_capacity")
+        return body, params
+
+    async def _serve(
+        self, leg: Leg, body: dict[str, Any], params: dict[str, Any], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        is_nixl = self._speaker.settings.connector == "nixl"
+        if not leg.sends and not leg.awaits:
+            body.pop("kv_transfer_params", None)
+        if leg.sends:
+            if is_nixl:
+                body["kv_transfer_params"] = _NIXL
+                self._speaker.tell({"prompt_started": leg.key})
+            await (await self._prompt_leg(leg, body, params))(scope, receive, send)
+            return
+        with self._meetings.at(leg.key or str(id(leg))) as meeting:
+            try:
+                if leg.awaits and is_nixl:
+                    body["kv_transfer_params"] = await asyncio.wait_for(meeting.handover, _HANDOVER_S)
+                await self._stream(leg, body, send, meeting.tell_first)
+            except (aiohttp.ClientError, TimeoutError, OSError) as problem:
+                if not leg.tokens:
+                    await _error(502, f"vLLM: {type(problem).__name__} {problem}", None)(scope, receive, send)
+            finally:
+                meeting.tell_first(None)
+
+    async def _prompt_leg(self, leg: Leg, body: dict[str, Any], params: dict[str, Any]) -> Response:
+        status, answer = await self._call(f"{self._speaker.server.url}/v1/completions", body)
+        if status != 200 or not answer.get("choices"):
+            return _json(status, answer)
+        leg.tokens = 1
+        choice = answer["choices"][0]
+        told = {"key": leg.key, "params": answer.pop("kv_transfer_params", None), "within_s": _AGREE_S}
+        url = str((params.get("address") or {}).get("http") or "")
+        if not url:
+            return _json(200, answer)
+        status, theirs = await self._call(f"{url}/handover", told, within_s=_AGREE_S + 1.0)
+        if status == 200 and theirs.get("token_ids"):
+            tokens = len(theirs["token_ids"])
+            choice |= {"token_ids": theirs["token_ids"][:1], "text": "", "logprobs": _first_of(theirs.get("logprobs"))}
+            choice["finish_reason"] = "stop" if tokens == 1 and theirs.get("finish_reason") == "stop" else "length"
+            if self._speaker.settings.connector == "nixl":
+                self._speaker.tell({"kv_left": leg.key})
+        return _json(200, answer)
+
+    async def _call(self, url: str, body: dict[str, Any], within_s: float | None = None) -> tuple[int, dict[str, Any]]:
+        """Post JSON; return status and answer, 502 where there is none."""
+        try:
+            async with self._speaker.session.post(
+                url, data=orjson.dumps(body), headers=self._headers | {"Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=within_s),
+            ) as response:  # fmt: skip
+                answer = orjson.loads(await response.read())
+                return response.status, answer if isinstance(answer, dict) else {}
+        except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as problem:
+            return 502, {"error": {"message": f"vLLM: {type(problem).__name__} {problem}", "type": "server_error"}}
+
+    async def _stream(self, leg: Leg, body: dict[str, Any], send: Send, tell_first: Any) -> None:
+        """Pass an answer on as it comes."""
+        # vLLM scores prompts only in answers of one piece.
+        in_one_piece = body.get("prompt_logprobs") is not None
+        if in_one_piece:
+            body |= {"stream": False}
+            body.pop("stream_options", None)
+        async with self._speaker.session.post(
+            f"{self._speaker.server.url}/v1/completions", data=orjson.dumps(body),
+            headers={"Content-Type": "application/json"}, timeout=aiohttp.ClientTimeout(total=None),
+        ) as response:  # fmt: skip
+            if response.status != 200 or not body.get("stream"):
+                answer = await response.read()
+                is_event = in_one_piece and response.status == 200
+                await _start(send, response.status, b"text/event-stream" if is_event else b"application/json")
+                await _body(send, b"data: " + answer + b"\n\ndata: [DONE]\n\n" if is_event else answer, more=False)
+                return
+            has_begun = False
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    self._hear(leg, orjson.loads(line[6:]), tell_first)
+                if not has_begun:
+                    has_begun = True
+                    await _start(send, 200, b"text/event-stream")
+                await _body(send, line, more=True)
+            await _body(send, b"", more=False)
+
+    def _hear(self, leg: Leg, chunk: dict[str, Any], tell_first: Any) -> None:
+        for choice in chunk.get("choices") or ():
+            tokens = len(choice.get("token_ids") or ())
+            if tokens and not leg.tokens:
+                if leg.awaits and self._speaker.settings.connector == "nixl":
+                    self._speaker.tell({"kv_ready": leg.key})
+                tell_first(choice)
+            leg.tokens += tokens
+
+
+def _first_of(logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the log-probabilities of the first token alone."""
+    if not logprobs:
+        return None
+    return {name: value[:1] if isinstance(value, list) else value for name, value in logprobs.items()}
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _start(send: Send, status: int, kind: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+
+
+async def _body(send: Send, body: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _json(status: int, content: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def _error(status: int, message: str, code: str | None) -> Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return _json(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})

@@ -1,0 +1,179 @@
+"""Who answers for a vLLM machine: facts from vLLM's metrics, its connector and the requests that are on their way."""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from phasesplit._version import __version__
+from phasesplit.engine.server_feed import Feed
+from phasesplit.serving.vllm_legs import Legs
+from phasesplit.serving.vllm_line import ConnectorLine
+from phasesplit.serving.vllm_metrics import Figures, read_figures
+from phasesplit.serving.vllm_server import VllmServer, VllmSettings
+
+_LOOK_S = 0.5
+_STALE_S = 30.0
+_CALL_S = 10.0
+_TOLD = ("prompt_started", "kv_ready", "kv_left", "gone")
+
+
+class VllmSpeaker:
+    """A vLLM worker as its server sees it; satisfies `engine.server.Speaker`.
+
+    Args:
+        settings: What the worker is told.
+        server: Its vLLM.
+        session: For calls to it.
+        line: Path of the socket that its connector reports to.
+    """
+
+    def __init__(self, settings: VllmSettings, server: VllmServer, session: aiohttp.ClientSession, line: str) -> None:
+        self.settings, self.server, self.session = settings, server, session
+        self.epoch, self.role, self.started_s = settings.epoch, settings.home, time.time()
+        self.is_draining = False
+        self.feed = Feed(self.facts)
+        self.legs = Legs()
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.url = ""
+        self._hello: dict[str, Any] = {}
+        self._moved: Mapping[str, Any] = {}
+        self._missed = 0
+        self._context_tokens = self._memory_bytes = 0
+        self._figures, self._looked_s = Figures(), time.monotonic()
+        self._line = ConnectorLine(line, self._hear)
+        self._line.start()
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `Speaker`."""
+        return self.settings.models
+
+    @property
+    def error(self) -> BaseException | None:
+        """See `Speaker`; a server that does not answer counts as ended."""
+        if self.server.error is None and time.monotonic() - self._looked_s > _STALE_S:
+            self.server.error = TimeoutError(f"vLLM has not answered for {_STALE_S:g} s")
+        return self.server.error
+
+    async def start(self, url: str) -> None:
+        """Begin to look after a server that is up.
+
+        Args:
+            url: Where others reach this worker.
+        """
+        self.url = url
+        async with self.session.get(f"{self.server.url}/v1/models") as answer:
+            self._context_tokens = (await answer.json())["data"][0]["max_model_len"]
+        await self._look()
+        self._memory_bytes = await asyncio.to_thread(self.server.resident_bytes)
+        self._looking = asyncio.create_task(self._keep_looking())
+
+    def facts(self) -> dict[str, Any]:
+        """See `Speaker`."""
+        figures, legs = self._figures, self.legs
+        size = figures.block_tokens or 1
+        return {
+            "name": self.settings.name,
+            "epoch": self.epoch,
+            "home": self.settings.home,
+            "role": self.role,
+            "engine": f"vllm, connector {self.settings.connector}",
+            "model": self.names[0],
+            "models": list(self.names),
+            "layout": self._hello.get("layout", {"engine": "vllm", "connector": self.settings.connector}),
+            # Where the other machine's worker calls, see `vllm_meetings`.
+            "address": {**self._hello.get("address", {}), "http": self.url},
+            "threshold_tokens": self._hello.get("threshold_tokens"),
+            "link": self._hello.get("link", ""),
+            "block_tokens": figures.block_tokens,
+            "context_tokens": self._context_tokens,
+            "capacity_blocks": figures.blocks,
+            "used_blocks": round(figures.used_share * figures.blocks),
+            "waiting_prompts": figures.waiting,
+            "running": figures.running,
+            "keys": legs.keys(),
+            "held": {key: -(-tokens // size) for key, tokens in legs.held_tokens().items()},
+            "pending_tokens": legs.pending_tokens(),
+            "steps": figures.steps,
+            "tokens": figures.tokens,
+            "evictions": figures.preemptions,
+            "figures_age_s": round(time.monotonic() - self._looked_s, 3),
+            "is_draining": self.is_draining,
+            "transfers": {
+                **self._moved, "missed": self._missed,
+                "prompt_tokens": figures.prompt_tokens, "fetched_tokens": figures.fetched_tokens,
+            },
+            "started_s": self.started_s,
+            "memory_bytes": self._memory_bytes,
+            "pid": os.getpid(),
+            "version": __version__,
+        }  # fmt: skip
+
+    def abort(self, key: str, why: str) -> None:
+        """See `Speaker`."""
+        del why
+        task = self.tasks.get(key)
+        if task is not None:
+            task.cancel()
+        self.drop(key)
+
+    def drop(self, key: str) -> None:
+        """Let the KV go that is kept for a key."""
+        self._line.abort(key)
+        if self.settings.connector != "phasesplit":
+            self.legs.left(key)
+
+    def drain(self) -> None:
+        """See `Speaker`."""
+        self.is_draining = True
+        self.feed.nudge()
+
+    async def drained(self, within_s: float) -> bool:
+        """Wait until no request is here; return whether that came in time."""
+        end_s = time.monotonic() + within_s
+        while len(self.legs) and time.monotonic() < end_s:
+            await asyncio.sleep(0.02)
+        return not len(self.legs)
+
+    def tell(self, report: dict[str, Any]) -> None:
+        """Tell who listens what happens to a key; that its KV has left, once."""
+        if "kv_left" not in report or self.legs.left(str(report["kv_left"])):
+            self.feed.tell(report)
+
+    def close(self) -> None:
+        """End all requests, and whoever listens."""
+        for task in tuple(self.tasks.values()):
+            task.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+        self.feed.close()
+        self._line.close()
+
+    def _hear(self, report: dict[str, Any]) -> None:
+        if "hello" in report:
+            self._hello = report["hello"]
+        elif "moved" in report:
+            self._moved = report["moved"]
+        elif "missed" in report:
+            self._missed += 1  # vLLM computes the prompt itself; nobody has to act
+        elif any(kind in report for kind in _TOLD):
+            self.tell(report)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self._look()
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                continue  # the age of the figures shows it
+
+    async def _look(self) -> None:
+        times = aiohttp.ClientTimeout(total=_CALL_S)
+        async with self.session.get(f"{self.server.url}/metrics", timeout=times) as answer:
+            self._figures = read_figures(await answer.text())
+        self._looked_s = time.monotonic()

@@ -1,0 +1,53 @@
+"""The process of one vLLM worker: it starts vLLM's API server, speaks for it to the gateway, and ends with it."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+from starlette.routing import Route
+
+from phasesplit.engine.server import speaker_app
+from phasesplit.serving.listening import Listening
+from phasesplit.serving.vllm_proxy import VllmProxy
+from phasesplit.serving.vllm_server import VllmServer, VllmSettings
+from phasesplit.serving.vllm_speaker import VllmSpeaker
+from phasesplit.serving.worker import WorkerPlace, live
+
+
+async def run_vllm_worker(
+    settings: VllmSettings,
+    place: WorkerPlace,
+    *,
+    ready: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> int:
+    """Run a vLLM worker until it is told to stop, and return the process's exit code; see `worker.run_worker`.
+
+    Args:
+        settings: What it is.
+        place: Where it is.
+        ready: Told once it can be reached: `url`, and its facts.
+        say: Takes one line for the log.
+
+    Raises:
+        SpecError: vLLM does not start, or the address cannot be had.
+    """
+    line = os.path.join(settings.sockets, f"{settings.name}.{settings.epoch}.line")
+    server = VllmServer(settings, line)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        speaker = VllmSpeaker(settings, server, session, line)
+        try:
+            await server.start(session)
+            listening = Listening(place.host, place.port)
+            await speaker.start(place.url(listening))
+            proxy = VllmProxy(speaker, place.key)
+            computing = [
+                Route("/v1/completions", proxy, methods=["POST"]),
+                Route("/handover", proxy.handover, methods=["POST"]),
+            ]
+            await listening.start(speaker_app(speaker, computing, key=place.key))
+            return await live(speaker, place, listening, ready=ready, say=say)
+        finally:
+            speaker.close()
+            await server.stop()

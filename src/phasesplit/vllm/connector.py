@@ -1,0 +1,194 @@
+"""The class that vLLM loads: `--kv-transfer-config '{"kv_connector": "PhaseSplitConnector", ...}'`, see docs/vllm.md.
+
+Every call goes to one of two halves, which know nothing of vLLM; this file knows nothing else.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from phasesplit.errors import TransferError
+from phasesplit.transfer.layout import KvLayout
+from phasesplit.vllm.device_blocks import capability_text, device_of, rows_of
+from phasesplit.vllm.machine import weights_text, worker_half
+from phasesplit.vllm.orders import Step
+from phasesplit.vllm.scheduler_half import SchedulerHalf
+from phasesplit.vllm.settings import Settings
+from phasesplit.vllm.worker_half import WorkerHalf
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+VLLM_VERSION = "0.32."
+"""How the versions of vLLM begin that this class is written and tested against."""
+
+
+class Orders(KVConnectorMetadata):
+    """A step's orders on their way from the scheduler.
+
+    Attributes:
+        step: The orders.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+
+class PhaseSplitConnector(KVConnectorBase_V1):
+    """KV moves between machines by `phasesplit.transfer`, layer by layer while the prompt is computed.
+
+    Raises:
+        TransferError: vLLM has another version, or is set up in a way that the connector does not know.
+    """
+
+    _cache_hit_source = CacheHitSource.P2P
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        _demand_known(vllm_config, kv_cache_config)
+        self._settings = Settings.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
+        self._spec: AttentionSpec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        self._scheduler: SchedulerHalf | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerHalf(self._spec.block_size)
+        self._worker: WorkerHalf | None = None
+        self._layers: dict[str, int] = {}
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Return True: a whole-model graph would hide when a layer is final."""
+        del extra_config
+        return True
+
+    # In the scheduler.
+
+    def on_new_request(self, request: "Request") -> None:
+        """See `SchedulerHalf.arrived`."""
+        self._in_scheduler.arrived(request)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens come from another machine, and whether any do: they come between steps."""
+        tokens = self._in_scheduler.awaited_tokens(request, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        """See `SchedulerHalf.allocated`."""
+        if num_external_tokens:
+            self._in_scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Orders:
+        """See `SchedulerHalf.step`."""
+        new, known = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs
+        computed = [(each.req_id, each.num_computed_tokens) for each in new]
+        computed += zip(known.req_ids, known.num_computed_tokens, strict=True)
+        state = scheduler_output.kv_connector_block_state
+        return Orders(
+            self._in_scheduler.step(
+                scheduler_output.num_scheduled_tokens, computed, lambda name: state.resolve_block_ids(name)[0]
+            )
+        )
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """See `SchedulerHalf.finished`."""
+        return self._in_scheduler.finished(request, block_ids), None
+
+    # Where the model runs.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Learn where vLLM's blocks are, and begin to listen."""
+        names, blocks = list(self._kv_cache_config.kv_cache_groups[0].layer_names), self._kv_cache_config.num_blocks
+        rows = [rows_of(kv_caches[name], blocks, name) for name in names]
+        layout = _layout(self._vllm_config, self._settings, self._spec, kv_caches[names[0]], len(names))
+        if {each.shape[1] for each in rows} != {layout.block_bytes}:
+            raise TransferError(
+                f"KV blocks of {rows[0].shape[1]} bytes a layer are not keys and values of {layout.kv_heads} heads"
+                f" of {layout.head_dim} {layout.dtype}: this kind of attention is not supported"
+            )
+        self._layers = {name: layer for layer, name in enumerate(names)}
+        longest_tokens = self._vllm_config.model_config.max_model_len
+        self._worker = worker_half(self._settings, layout, longest_tokens, lambda pool: device_of(rows, pool))
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Take the orders of a step: those who wait are announced before the step is computed."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None and isinstance(connector_metadata, Orders):
+            self._worker.begin(connector_metadata.step)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        """Do nothing: KV comes in between steps."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: what a step reads came in before it."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """See `WorkerHalf.layer_computed`."""
+        del kv_layer, attn_metadata, kwargs
+        layer = self._layers.get(layer_name)
+        if self._worker is not None and layer is not None:
+            self._worker.layer_computed(layer)
+
+    def wait_for_save(self) -> None:
+        """See `WorkerHalf.end`."""
+        if self._worker is not None:
+            self._worker.end()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """See `WorkerHalf.take_ended`."""
+        del finished_req_ids
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        ended = self._worker.take_ended()
+        return KVConnectorTransferResults(ended.sent, ended.received, ended.failed)
+
+    def shutdown(self) -> None:
+        """End what was begun."""
+        if self._worker is not None:
+            self._worker.close()
+
+    @property
+    def _in_scheduler(self) -> SchedulerHalf:
+        if self._scheduler is None:
+            raise TransferError("the scheduler's half was called where the model runs")
+        return self._scheduler
+
+
+def _demand_known(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
+    """Refuse what the connector would get wrong."""
+    parallel, groups = vllm_config.parallel_config, kv_cache_config.kv_cache_groups
+    if not vllm.__version__.startswith(VLLM_VERSION):
+        raise TransferError(f"vLLM {vllm.__version__}: this connector is for {VLLM_VERSION}*")
+    if parallel.tensor_parallel_size != 1 or parallel.pipeline_parallel_size != 1:
+        raise TransferError("tensor_parallel_size and pipeline_parallel_size: allowed is 1 with this connector")
+    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, AttentionSpec):
+        raise TransferError("models with several kinds of KV cache are not supported by this connector")
+
+
+def _layout(
+    vllm_config: "VllmConfig", settings: Settings, spec: AttentionSpec, tensor: torch.Tensor, layers: int
+) -> KvLayout:
+    model, shape = vllm_config.model_config, tuple(tensor.shape[1:])
+    order = sorted(range(1, tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    return KvLayout(
+        model=settings.model or weights_text(model.model, model.revision),
+        layers=layers,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_size,
+        dtype=str(spec.dtype).removeprefix("torch.").removesuffix("fn"),
+        block_tokens=spec.block_size,
+        # The inside of a block is packed for the instruction set or the device.
+        block_layout=f"vllm {vllm.__version__} {capability_text(tensor.device)} shape {shape} order {order} tp 1",
+    )

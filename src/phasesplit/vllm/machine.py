@@ -1,0 +1,88 @@
+"""The parts of one machine's connector, put together where its model runs. No vLLM in here: values go in."""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.calibration import link_text, measure_link
+from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.post import Post
+from phasesplit.transfer.shared_memory import SharedPool
+from phasesplit.transfer.timing import Patience
+from phasesplit.vllm.mover import Mover
+from phasesplit.vllm.reports import Reports
+from phasesplit.vllm.settings import Settings
+from phasesplit.vllm.staging import Device, Slots, slots_for
+from phasesplit.vllm.worker_half import WorkerHalf
+
+_HEAD_BYTES = 1 << 16
+_USUAL_PROMPTS = 4
+
+
+def worker_half(
+    settings: Settings, layout: KvLayout, longest_tokens: int, device_over: Callable[[SharedPool], Device]
+) -> WorkerHalf:
+    """Return the connector's half where the model runs, listening.
+
+    Args:
+        settings: What the connector is told.
+        layout: vLLM's KV blocks.
+        longest_tokens: Tokens of the longest prompt, >= 1.
+        device_over: Makes the device from the staging slots.
+
+    Raises:
+        TransferError: The staging memory is too small.
+        OSError: It cannot listen, or nobody listens for its reports.
+    """
+    slot_bytes = layout.layers * layout.block_bytes
+    size_bytes = settings.staging_bytes or _USUAL_PROMPTS * layout.blocks_for(longest_tokens) * slot_bytes
+    count = slots_for(size_bytes, slot_bytes, longest_tokens, layout.block_tokens)
+    pool = SharedPool(layout, 2 * count)
+    device = device_over(pool)
+    post = Post(
+        Greeting(machine=settings.machine, epoch=settings.epoch, layout=layout, blocks=2 * count),
+        pool,
+        BlockPool(count),
+        directory=settings.sockets,
+        tcp=_listening(settings, settings.transfer_port),
+        nixl=_listening(settings, settings.nixl_port),
+        clock=time.monotonic,
+        patience=Patience(**(settings.patience or {})),
+    )
+    reports = Reports(settings.reports)
+    if reports.is_wanted:
+        transport = "unix" if settings.sockets is not None else "tcp"
+        link = link_text(measure_link(post, transport=transport), settings.threshold_tokens)
+        hello = {"layout": asdict(layout), "address": post.address, "link": link, "staging_slots": count}
+        reports.tell({"hello": hello | {"threshold_tokens": settings.threshold_tokens}})
+    slots = Slots(count, count)
+    mover = Mover(post, device, slots, reports)
+    return WorkerHalf(mover, device, slots, reports, layout, settings.threshold_tokens)
+
+
+def _listening(settings: Settings, port: int | None) -> tuple[str, int] | None:
+    return None if settings.transfer_host is None or port is None else (settings.transfer_host, port)
+
+
+def weights_text(model: str, revision: str | None) -> str:
+    """Return a text that is equal where weights are, without reading them whole.
+
+    Args:
+        model: Directory, or a hub's name.
+        revision: The hub's revision, None for its latest.
+    """
+    directory = Path(model)
+    if not directory.is_dir():
+        return f"{model}@{revision or 'main'}"
+    digest = hashlib.sha256()
+    for path in _weights(directory):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {path.stat().st_size} ".encode() + file.read(_HEAD_BYTES))
+    return digest.hexdigest()
+
+
+def _weights(directory: Path) -> Sequence[Path]:
+    return [directory / "config.json", *sorted(directory.glob("*.safetensors"))]

@@ -1,0 +1,68 @@
+"""The line between the process that computes and the one that speaks for it to the gateway.
+
+A Unix socket that keeps the borders of messages; each is a JSON object. Up go the machine's KV layout and address
+(`{"hello": ...}`), what happens to keys (`prompt_started`, `kv_ready`, `kv_left`, `gone`, `missed`) and figures
+(`{"moved": ...}`); down comes `{"abort": key}`.
+"""
+
+import contextlib
+import json
+import socket
+from typing import Any
+
+_LONGEST_BYTES = 1 << 16
+
+
+class Reports:
+    """The computing end of the line.
+
+    Args:
+        path: Where the other end listens; None: nobody wants to know.
+
+    Raises:
+        OSError: Nobody listens there.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._socket: socket.socket | None = None
+        if path is not None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._socket.connect(path)
+            self._socket.setblocking(False)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is somebody to tell."""
+        return self._socket is not None
+
+    def tell(self, report: dict[str, Any]) -> None:
+        """Send a report; one that the other end has no room for is lost, for computing does not wait for it."""
+        if self._socket is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._socket.send(json.dumps(report).encode())
+
+    def orders(self) -> list[dict[str, Any]]:
+        """Return what has come down.
+
+        Raises:
+            ConnectionError: The other end is gone.
+        """
+        found: list[dict[str, Any]] = []
+        while self._socket is not None:
+            try:
+                text = self._socket.recv(_LONGEST_BYTES)
+            except BlockingIOError:
+                break
+            if not text:
+                raise ConnectionResetError("the process that speaks for this machine is gone")
+            found.append(json.loads(text))
+        return found
+
+    def fileno(self) -> int:
+        """Return a descriptor to wait for, -1 where there is none."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the line."""
+        if self._socket is not None:
+            self._socket.close()

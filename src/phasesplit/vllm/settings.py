@@ -1,0 +1,57 @@
+"""What the connector is told: `kv_connector_extra_config` of vLLM's `--kv-transfer-config`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from phasesplit.errors import TransferError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One machine's settings.
+
+    Attributes:
+        machine: Its name in the cluster.
+        epoch: Grows with each of its starts, >= 0.
+        sockets: Directory for the Unix socket over which machines of this host share memory; None: they do not.
+        transfer_host: Address, as a number, at which other hosts reach its KV; None: they do not.
+        transfer_port: Port of the same; 0 takes any free one.
+        nixl_port: Port for machines that have NIXL too, at the same address; 0 takes any free one; None: no NIXL.
+        reports: Path of the Unix socket of the process that speaks for it; None: nobody does.
+        model: Text that is equal where weights are; empty: made from the model's directory or name.
+        staging_bytes: Memory of the host between vLLM's blocks and the wire, taken as it is used; 0: room for two
+            prompts of the longest length that leave and two that come in.
+        threshold_tokens: The shortest prompt that leaves layer by layer.
+        patience: Seconds by name, for `transfer.timing.Patience`.
+    """
+
+    machine: str
+    epoch: int
+    sockets: str | None = None
+    transfer_host: str | None = "127.0.0.1"
+    transfer_port: int = 0
+    nixl_port: int | None = None
+    reports: str | None = None
+    model: str = ""
+    staging_bytes: int = 0
+    threshold_tokens: int = 256
+    patience: Mapping[str, float] | None = None
+
+    @classmethod
+    def from_extra_config(cls, extra: Mapping[str, Any]) -> "Settings":
+        """Read the settings.
+
+        Raises:
+            TransferError: A field is unknown or missing.
+        """
+        known = {field.name for field in fields(cls)}
+        for name in extra:
+            if name not in known:
+                raise TransferError(f"kv_connector_extra_config: unknown name {name!r}, known are {sorted(known)}")
+        for name, kind in {"machine": str, "epoch": int}.items():
+            if not isinstance(extra.get(name), kind):
+                raise TransferError(
+                    f"kv_connector_extra_config.{name}: got {extra.get(name)!r}, allowed is {kind.__name__}"
+                )
+        return cls(**extra)

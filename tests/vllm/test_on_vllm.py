@@ -1,0 +1,170 @@
+"""Two real vLLM machines, in float32 so that outputs can be compared token for token. `make test-vllm` runs this."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vllm_machines import BLOCK_TOKENS, CHUNK_TOKENS, MODEL_VARIABLE, Machine, Pair, prompt_of, started
+
+pytestmark = [
+    pytest.mark.skipif(MODEL_VARIABLE not in os.environ, reason="needs vLLM and its own environment: make test-vllm"),
+    pytest.mark.timeout(600),
+]
+
+MOST = 8
+PATIENCE = {"lease_s": 3.0, "heartbeat_s": 0.5, "answer_s": 5.0, "transfer_s": 20.0}
+EDGES = [
+    tokens + around
+    for tokens in (BLOCK_TOKENS, 2 * BLOCK_TOKENS, CHUNK_TOKENS, 2 * CHUNK_TOKENS, 3 * CHUNK_TOKENS + BLOCK_TOKENS)
+    for around in (-1, 0, 1)
+]
+LENGTHS = [*EDGES, 1, 2, 7, 50, 77, 100, 130, 200, 222, 250, 300, 333, 400, 444, 600]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Return two machines whose prefix caches and reports every test leaves as they are."""
+    with started(tmp_path_factory.mktemp("vllm"), patience=PATIENCE) as machines:
+        yield machines
+
+
+@pytest.fixture(autouse=True)
+def _all_blocks_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Wrong if, after any test, a KV block or a request is left on a machine that still lives."""
+    yield
+    if "pair" in request.fixturenames:
+        both: Pair = request.getfixturevalue("pair")
+        for machine in (both.prompt, both.token):
+            machine.await_free()
+            machine.forget()
+
+
+def test_there_are_thirty_prompts() -> None:
+    """Wrong if the list of prompts shrinks below what the product promises to have compared."""
+    assert len(set(LENGTHS)) >= 30
+
+
+def test_outputs_are_those_of_one_machine(pair: Pair) -> None:
+    """Wrong if a split request, around edges of blocks and chunks, gives other tokens than an unsplit one."""
+    wrong = {}
+    for tokens in LENGTHS:
+        prompt = prompt_of(tokens, tokens)
+        whole = pair.token.whole(f"w{tokens}", prompt, MOST)
+        pair.token.forget()
+        first, rest = pair.split(f"k{tokens}", prompt, MOST)
+        if (first["tokens"], rest["tokens"]) != (whole[:1], whole):
+            wrong[tokens] = (whole, first, rest)
+        # The last position of the prompt is computed again in order to sample: one token, and not the prompt.
+        assert rest["computed"] == MOST, tokens
+        assert first["computed"] == tokens
+        pair.prompt.forget()
+        pair.token.forget()
+    assert not wrong
+
+
+@pytest.mark.parametrize(("on_prompt", "on_token"), [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (2, 2)])
+def test_prefix_hits_change_nothing(pair: Pair, on_prompt: int, on_token: int) -> None:
+    """Wrong if KV from a prefix cache, of none, some or all of the blocks on either side, is mixed up with KV sent."""
+    shared, end = prompt_of(5 * BLOCK_TOKENS, 3), prompt_of(50, 4)
+    prompt, name = shared + end, f"{on_prompt}{on_token}"
+    whole = pair.token.whole(f"w{name}", prompt, MOST)
+    pair.token.forget()
+    for machine, hit in ((pair.prompt, on_prompt), (pair.token, on_token)):
+        if hit:
+            machine.whole(f"{machine.name}{name}", prompt if hit == 2 else shared + prompt_of(20, 5), 2)
+    first, rest = pair.split(f"h{name}", prompt, MOST)
+    assert (first["tokens"], rest["tokens"]) == (whole[:1], whole)
+    assert rest["computed"] == MOST
+    assert first["computed"] == len(prompt) - {0: 0, 1: 5, 2: 6}[on_prompt] * BLOCK_TOKENS
+
+
+def test_many_at_once(pair: Pair) -> None:
+    """Wrong if requests that share steps, or wait for each other's blocks, get each other's KV."""
+    prompts = {f"m{number}": prompt_of(20 + 47 * number, 30 + number) for number in range(10)}
+    whole = {key: pair.token.whole(f"w{key}", prompt, MOST) for key, prompt in prompts.items()}
+    pair.token.forget()
+    for key, prompt in prompts.items():
+        pair.submit(key, prompt, MOST)
+    assert {key: pair.token.result(f"t.{key}")["tokens"] for key in prompts} == whole
+    for key in prompts:
+        pair.prompt.result(f"p.{key}")
+
+
+@pytest.mark.parametrize("who", ["prompt", "token", "both"])
+@pytest.mark.parametrize("when", ["before", "computing", "after"])
+def test_aborts(pair: Pair, who: str, when: str) -> None:
+    """Wrong if giving a request up, on either side and in any state, leaves blocks held or stops a machine."""
+    key, prompt = f"a-{who}-{when}", prompt_of(800 if when == "computing" else 200, 6)
+    sides = {"before": "t" if who == "token" else "p", "computing": "pt", "after": "pt"}[when]
+    if when == "before":
+        # Another prompt is computed first, so this one has not begun.
+        pair.prompt.order(do="add", id=f"other-{key}", prompt=prompt_of(600, 7), most=1)
+        pair.prompt.order(do="add", id=f"another-{key}", prompt=prompt_of(600, 8), most=1)
+    pair.submit(key, prompt, 200, sides=sides)
+    if when == "computing":
+        pair.prompt.await_report("prompt_started", key)
+    elif when == "after":
+        pair.token.await_report("kv_ready", key)
+    if who in ("prompt", "both"):
+        pair.prompt.order(do="abort", id=f"p.{key}")
+    if who in ("token", "both"):
+        pair.token.order(do="abort", id=f"t.{key}")
+    elif when == "computing":  # the token machine computes the prompt itself
+        assert pair.token.result(f"t.{key}")["computed"] >= len(prompt)
+
+
+def test_kv_that_nobody_takes_goes(pair: Pair) -> None:
+    """Wrong if a prompt machine keeps KV for a request that the gateway has given up."""
+    pair.submit("nobody", prompt_of(100, 9), MOST, sides="p")
+    pair.prompt.result("p.nobody")
+    assert pair.prompt.state()["free"] < pair.prompt.free
+    pair.prompt.abort_key("nobody")
+    pair.prompt.await_report("gone", "nobody")
+
+
+def test_kv_that_never_comes_is_computed(pair: Pair) -> None:
+    """Wrong if a token machine waits for ever, or answers from blocks that hold nothing."""
+    prompt = prompt_of(100, 10)
+    whole = pair.token.whole("w-never", prompt, MOST)
+    pair.token.forget()
+    pair.submit("never", prompt, MOST, sides="t")
+    result = pair.token.result("t.never", within_s=30.0)
+    assert (result["tokens"], result["computed"]) == (whole, len(prompt) + MOST - 1)
+
+
+def test_a_full_cache_preempts_and_still_answers(tmp_path: Path) -> None:
+    """Wrong if a request that loses its blocks after its KV came hangs, or goes on from KV that is gone."""
+    with started(tmp_path, vllm={"num_gpu_blocks_override": 1024 // BLOCK_TOKENS + 1}, patience=PATIENCE) as pair:
+        prompts = {f"f{number}": prompt_of(200, 40 + number) for number in range(4)}
+        whole = {key: pair.token.whole(f"w{key}", prompt, 120) for key, prompt in prompts.items()}
+        pair.token.forget()
+        for key, prompt in prompts.items():
+            pair.submit(key, prompt, 120)
+        results = {key: pair.token.result(f"t.{key}", within_s=300.0) for key in prompts}
+        assert {key: result["tokens"] for key, result in results.items()} == whole
+        assert any(result["computed"] > 200 for result in results.values()), "nothing was preempted"
+        for machine in (pair.prompt, pair.token):
+            machine.await_free()
+
+
+def test_a_killed_prompt_machine_and_its_next_life(tmp_path: Path) -> None:
+    """Wrong if its death in mid-transfer shows in the text, or its next start is not told from the last."""
+    with started(tmp_path, patience=PATIENCE) as pair:
+        prompt = prompt_of(900, 11)
+        whole = pair.token.whole("w", prompt, MOST)
+        pair.token.forget()
+        pair.submit("killed", prompt, MOST)
+        pair.prompt.await_report("prompt_started", "killed")
+        pair.prompt.process.kill()
+        assert pair.token.result("t.killed")["tokens"] == whole
+        pair.token.await_free()
+        pair.token.forget()
+        reborn = Machine("prompt-0", tmp_path, epoch=2, patience=PATIENCE)
+        try:
+            reborn.wait_up()
+            first, rest = Pair(reborn, pair.token).split("next", prompt, MOST)
+            assert (first["tokens"], rest["tokens"], rest["computed"]) == (whole[:1], whole, MOST)
+        finally:
+            reborn.close()
