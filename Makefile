@@ -13,17 +13,19 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-extras install-vllm demo test test-extras test-vllm bench-vllm test-clients test-package check bench workloads clean
+.PHONY: help install install-extras install-clients install-vllm demo test test-extras test-vllm bench-vllm test-clients test-package check bench workloads clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 install: $(STAMP) ## make .venv and install phasesplit into it
 
-install-extras: $(EXTRAS_STAMP) ## make .venv-extras: phasesplit with Ray and aiconfigurator (1.4 GB)
+install-extras: $(EXTRAS_STAMP) ## make .venv-extras: phasesplit with Ray, aiconfigurator, llama.cpp and OpenTelemetry (1.5 GB)
+
+install-clients: $(CLIENTS_STAMP) ## make .venv-clients: the openai client and the load generator aiperf (1.2 GB)
 
 $(STAMP): WITH := dev
-$(EXTRAS_STAMP): WITH := dev,ray,aiconfigurator
+$(EXTRAS_STAMP): WITH := dev,ray,aiconfigurator,llamacpp,otel
 $(STAMP) $(EXTRAS_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "phasesplit needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 2; }
@@ -36,14 +38,15 @@ demo: $(STAMP) ## the whole loop on this machine, two minutes; with TRACE=file, 
 ifdef TRACE
 	@python scripts/compare_splits.py '$(TRACE)'
 else
-	@python scripts/demo.py
+	@python -m phasesplit simulate --model bloom-176b --pool prompt:25:dgx-h100 --pool token:15:dgx-h100 --workload azure-conversation --rate 70 --duration 600 --seed 1
 endif
 
 test: $(STAMP) ## run the tests
 	@pytest
 
 test-extras: $(EXTRAS_STAMP) ## run the tests of the extras against the real packages
-	@$(EXTRAS_VENV)/bin/pytest tests/workers tests/files/test_operator_tables.py tests/files/test_time_sources.py
+	@$(EXTRAS_VENV)/bin/pytest tests/workers tests/files/test_operator_tables.py tests/files/test_time_sources.py \
+		tests/engine/test_against_llamacpp.py tests/gateway/test_tracing.py
 
 $(CLIENTS_STAMP):
 	@echo "Installing openai and aiperf into $(@D) (1.2 GB) ..."
@@ -84,6 +87,10 @@ check: $(STAMP) ## format, lint, types, import contracts
 bench: $(STAMP) ## speed and scaling, with the machine and the commit printed
 	@python bench/speed.py
 	@python bench/planning.py
+	@python bench/transfer.py
+	@python bench/engine.py
+	@python bench/engine_forward.py
+	@python bench/gateway.py
 
 workloads: $(STAMP) ## rebuild the shipped workloads from the published traces in ../shared/data
 	@python scripts/build_workloads.py

@@ -4,6 +4,7 @@ Run by `make bench-vllm`, or in an environment with vLLM: python bench/vllm.py [
 """
 
 import argparse
+import contextlib
 import os
 import socket
 import statistics
@@ -54,7 +55,8 @@ class PacedLink:
             wait_s = free_s - time.monotonic()
             if wait_s > 0.001:
                 time.sleep(wait_s)
-        target.close()
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)  # closing alone says nothing while the other thread reads
 
 
 def machines(directory: Path, connector: dict[str, Any] | None, **settings: Any) -> Pair:

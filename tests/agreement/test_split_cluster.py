@@ -32,12 +32,12 @@ SMOL = Words(
     end=2,
     stops=(" the", ",", ". The", "\n\n", " of a", "ing"),
     texts=("The secret code is 7391. ", "What is the secret code? ", "The sky is blue.\n", "漢字 ", "1, 2, 3, "),
-    longest=200,
+    longest=160,
 )
 """Its letters are a comma, a full stop, a line break, and the words `a the of and to`."""
 ALTERED = str(Path(__file__).parent / "altered.py")
 CHUNKED = ("--set", "batching=chunked", "--set", f"batch_prompt_tokens={CHUNK_TOKENS}")
-SMALL = ("--kv-memory", "500kB")
+SMALL = ("--kv-memory", "400kB")
 ADMIN_KEY = "a-key-of-the-test"
 ASKED = drawn(1, 200, TINY)
 FEW = 60
@@ -90,7 +90,6 @@ def demand_nothing_held(running: Cluster) -> None:
 
     wait_until(holds_nothing)
     assert running.metric("phasesplit_kv_late_releases_total") == 0
-    assert running.metric("phasesplit_retries_total") == 0
 
 
 def machine_facts(running: Cluster) -> list[dict[str, Any]]:
@@ -105,9 +104,10 @@ def test_two_hundred_requests(whole: Whole) -> None:
     with cluster() as split:
         found = asyncio.run(answers(split.url, ASKED, at_once=16, seed=2))
         demand_nothing_held(split)
-        sent = split.metric("phasesplit_transfers_total")
+        sent, retries = split.metric("phasesplit_transfers_total"), split.metric("phasesplit_retries_total")
     demand_equal(found, whole.answers(len(ASKED)), ASKED)
     assert sent > len(ASKED) / 2
+    assert retries == 0
     assert sum(one.is_whole for one in found) > 0.8 * len(ASKED)
 
 
@@ -142,7 +142,7 @@ def test_every_way_that_kv_takes(whole: Whole, admin_key: Path, way: str, option
 @pytest.mark.skipif(not (cache_directory() / DEFAULT.file).is_file(), reason="the default model was never fetched here")
 def test_default_model() -> None:
     """A model of real size would answer otherwise where its KV has travelled."""
-    asked = drawn(2, 12, SMOL)
+    asked = drawn(2, 10, SMOL)
     found = []
     for options, requests in (((), asked), (("--unsplit", "1"), [one.turned() for one in asked])):
         with cluster(*options, "--model", "default", "--kv-memory", "200MB") as running:

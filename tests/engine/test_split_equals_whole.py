@@ -59,6 +59,10 @@ def demand_equal(whole: Heard, prompt_leg: Heard, token_leg: Heard) -> None:
     assert prompt_leg.tokens == whole.tokens[:1]
     assert token_leg.finished == whole.finished
     assert prompt_leg.scores == whole.scores
+    first = next(event for event in prompt_leg.events if isinstance(event, Token))
+    taken = next(event for event in token_leg.events if isinstance(event, Token))
+    assert first.times is not None
+    assert taken.times == first.times, "both legs tell how long the prompt took: one of the answers may come late"
 
 
 @pytest.mark.parametrize("way", ["shared-memory", "tcp"])

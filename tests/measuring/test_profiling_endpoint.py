@@ -1,90 +1,26 @@
 """What a profile sees of an endpoint, held against a server whose delays are known."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
-import orjson
 import pytest
-from aiohttp import web
 
+from endpoints import GAP_S, Server, running_server
 from phasesplit.errors import WorkerError
 from phasesplit.measuring.endpoint import Endpoint, find_endpoint
 from phasesplit.measuring.endpoint_machine import EndpointMachine, endpoint_kv
 from phasesplit.measuring.iterations import Shape
 
-TOKEN_S, GAP_S = 0.001, 0.02
 ROOM_S = 0.05
 """What a busy machine may add."""
 
 
-@dataclass
-class Server:
-    """Answers a prompt after TOKEN_S a token, then a token each GAP_S; one prompt at a time, as engines do."""
-
-    url: str = ""
-    prompts: list[list[int]] = field(default_factory=list)
-    facts: dict[str, object] | None = None
-    metrics: str = ""
-    status: int = 200
-
-    async def complete(self, request: web.Request) -> web.StreamResponse:
-        body = orjson.loads(await request.read())
-        if self.status != 200:
-            return web.Response(status=self.status, text="full")
-        self.prompts.append(body["prompt"])
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        async with self.lock:
-            await asyncio.sleep(TOKEN_S * len(body["prompt"]))
-        for index in range(body["max_tokens"]):
-            await asyncio.sleep(GAP_S if index else 0)
-            chunk = {"choices": [{"text": "x", "token_ids": [1]}]}
-            await answer.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
-        await answer.write(b"data: [DONE]\n\n")
-        return answer
-
-    async def about(self, request: web.Request) -> web.Response:
-        if request.path == "/facts" and self.facts is not None:
-            return web.json_response(self.facts)
-        if request.path == "/metrics" and self.metrics:
-            return web.Response(text=self.metrics)
-        if request.path == "/v1/models":
-            return web.json_response({"data": [{"id": "m", "max_model_len": 600}]})
-        raise web.HTTPNotFound
-
-    async def start(self) -> web.AppRunner:
-        self.lock = asyncio.Lock()
-        app = web.Application()
-        app.router.add_post("/v1/completions", self.complete)
-        app.router.add_get("/{path:.*}", self.about)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        return runner
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Return a server on a thread of its own, for the machine runs event loops of its own."""
-    server, loop, ready = Server(), asyncio.new_event_loop(), threading.Event()
-
-    def serve() -> None:
-        runner = loop.run_until_complete(server.start())
-        ready.set()
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    ready.wait(10)
-    yield server
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    """Return a server with known delays."""
+    with running_server() as server:
+        yield server
 
 
 Made = Callable[..., EndpointMachine]

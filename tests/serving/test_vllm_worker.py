@@ -360,6 +360,9 @@ def test_the_command_of_vllm() -> None:
     assert transfer["kv_connector_extra_config"]["reports"] == "/run/line"
     assert transfer["kv_load_failure_policy"] == "recompute"
     assert words[-2:] == ["--block-size", "64"]
-    assert "--kv-transfer-config" not in command(VllmSettings(**given, connector="none"), 81, "")
+    whole = given | {"home": "unsplit", "connector": "none"}
+    assert "--kv-transfer-config" not in command(VllmSettings(**whole), 81, "")
+    with pytest.raises(SpecError, match="connector of a token machine: got 'none'"):
+        VllmSettings(**given, connector="none")
     with pytest.raises(SpecError, match="connector"):
         VllmSettings(**given, connector="nix")

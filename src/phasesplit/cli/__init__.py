@@ -10,6 +10,7 @@ import typer
 
 from phasesplit._version import __version__
 from phasesplit.cli import trace
+from phasesplit.cli.doctor import doctor
 from phasesplit.cli.plan import plan
 from phasesplit.cli.profile import profile
 from phasesplit.cli.replay import replay
@@ -46,6 +47,7 @@ app.command()(serve)
 app.command()(worker)
 app.command()(vllm_worker)
 app.command()(top)
+app.command()(doctor)
 app.add_typer(trace.app, name="trace")
 
 

@@ -29,7 +29,7 @@ class Part:
         text_offset: Characters of the choice's text before it.
         finish_reason: Why the choice ends here, None where it goes on.
         stop_reason: The stop string or stop token that ended it, None for neither.
-        times: How long its prompt took here, with the first token; told in a field of its own, `phasesplit`.
+        times: How long its prompt took, with the first token; told in a field of its own, `phasesplit`.
     """
 
     text: str = ""

@@ -40,7 +40,7 @@ class Token:
 
     Attributes:
         scored: The token, with its log-probability where the request wants it.
-        times: With the first token of a prompt that was computed here: how long that took.
+        times: With the first token: how long the prompt took, on whichever machine.
     """
 
     scored: Scored

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from phasesplit.engine.bookings import Bookings, Lane
 from phasesplit.engine.cache import KvCache
 from phasesplit.engine.config import ModelConfig
-from phasesplit.engine.events import Event, Failed, Finished, PromptScored, PromptTimes, Refused, Started, Token
+from phasesplit.engine.events import Event, Failed, Finished, PromptScored, Refused, Started, Token
 from phasesplit.engine.facts import EngineFacts
 from phasesplit.engine.iteration import Computes, compute
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS
@@ -238,11 +238,10 @@ class Engine:
     def _emit(self, sequence: Sequence, token: Scored, now_s: float) -> None:
         """Tell of a token, and of the end where it is the last."""
         stages, tell = sequence.stages, self._roster.tell
-        times: PromptTimes | None = None
+        times = None
         if stages.first_token_s is None:
             stages.first_token_s = now_s
-            if stages.started_s is not None:
-                times = PromptTimes(stages.started_s - stages.arrived_s, now_s - stages.started_s)
+            times = stages.prompt_times or sequence.told_times
             if sequence.request.wants_prompt_logprobs is not None:
                 tell(sequence, PromptScored(tuple(sequence.scores)))
         piece = _NO_TEXT if sequence.stops is None or self._token_bytes is None else self._token_bytes(token.token)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from phasesplit.engine.bookings import Lane
+from phasesplit.engine.events import PromptTimes
 from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.sequences import Sequence
 from phasesplit.errors import TransferError
@@ -95,7 +96,7 @@ class Sending:
 
         Not at once: copying it would keep the client from the token that is here.
         """
-        self._notes[sequence] = note_of(scored)
+        self._notes[sequence] = note_of(scored, sequence.stages.prompt_times)
         if sequence in self._open:
             self._note(sequence)
 
@@ -159,20 +160,21 @@ class Sending:
         return -(-sequence.prompt_tokens // self._block_tokens)
 
 
-def note_of(scored: Scored) -> bytes:
-    """Return a token as the text that travels with KV."""
-    return json.dumps(scored).encode()
+def note_of(scored: Scored, times: PromptTimes | None) -> bytes:
+    """Return a token, and how long its prompt took, as the text that travels with KV."""
+    return json.dumps([scored, times]).encode()
 
 
-def read_note(text: bytes) -> Scored:
-    """Return the token that `note_of` wrote.
+def read_note(text: bytes) -> tuple[Scored, PromptTimes | None]:
+    """Return what `note_of` wrote.
 
     Raises:
         ValueError: It is something else.
     """
     try:
-        token, logprob, top = json.loads(text)
+        (token, logprob, top), times = json.loads(text)
         likeliest = tuple((int(one), float(chance)) for one, chance in top)
-        return Scored(int(token), None if logprob is None else float(logprob), likeliest)
+        scored = Scored(int(token), None if logprob is None else float(logprob), likeliest)
+        return scored, None if times is None else PromptTimes(*map(float, times))
     except (TypeError, ValueError) as error:
         raise ValueError(f"not a first token: {error}") from None

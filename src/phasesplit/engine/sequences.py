@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.engine.events import Event, Finished
+from phasesplit.engine.events import Event, Finished, PromptTimes
 from phasesplit.engine.history import History
 from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.stop_strings import StopStrings
@@ -46,6 +46,13 @@ class Stages:
     output_tokens: int = 0
     evictions: int = 0
 
+    @property
+    def prompt_times(self) -> PromptTimes | None:
+        """How long its prompt took, None as long as it has no token, and where another machine computed it."""
+        if self.started_s is None or self.first_token_s is None:
+            return None
+        return PromptTimes(self.started_s - self.arrived_s, self.first_token_s - self.started_s)
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -61,6 +68,7 @@ class Sequence:
         table: Its blocks in order, of which the first `held` count, int32.
         held: Blocks that it has.
         lent: How many of these, from the first on, belong to the transfer that brought them.
+        told_times: How long its prompt took on the machine that sent its KV.
         sent: How many of these, from the first on, have been handed to the transfer that takes them away.
         scores: What the model thinks of its prompt's tokens, as far as they are computed.
         digests: Those of its full blocks, as far as anyone asked.
@@ -77,6 +85,7 @@ class Sequence:
     history: History
     stops: StopStrings | None
     table: Numbers = field(default_factory=lambda: np.zeros(_FIRST_ROOM, np.int32))
+    told_times: PromptTimes | None = None
     held: int = 0
     lent: int = 0
     sent: int = 0

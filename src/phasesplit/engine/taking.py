@@ -47,7 +47,7 @@ class Taking:
     def _taken(self, sequence: Sequence) -> Scored | str:
         try:
             delivery = self._incoming.take(sequence.key)
-            scored = read_note(delivery.note)
+            scored, sequence.told_times = read_note(delivery.note)
         except (TransferError, ValueError) as error:
             return str(error)
         del self._awaited[sequence]

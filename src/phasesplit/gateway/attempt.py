@@ -76,6 +76,7 @@ class Attempt:
         except LegError as error:
             self._choice.fault(error, self._number)
             return
+        self._hear_times(chunk)
         self._hear_prompt(chunk)
         # Its "length" is that of the leg, which is one token.
         self._token(chunk, 0, 0, "stop" if chunk.finish_reason == "stop" else None)
@@ -100,15 +101,18 @@ class Attempt:
         self._choice.fault(LegError("the token phase's answer ended in the middle", Event.TOKEN_LOST), self._number)
 
     async def _begin(self, chunk: Chunk) -> None:
+        self._hear_times(chunk)
         if self._pair.same:
             self._choice.prompt_started(self._number)
             self._hear_prompt(chunk)
         elif self._choice.order.request.scores_prompt:
             await self._prompt_told.wait()
 
-    def _hear_prompt(self, chunk: Chunk) -> None:
+    def _hear_times(self, chunk: Chunk) -> None:
         if chunk.times is not None:
             self._choice.prompt_took(chunk.times, self._number)
+
+    def _hear_prompt(self, chunk: Chunk) -> None:
         if self._choice.is_at(self._number):
             self._choice.output.begin(chunk.prompt_scored)
             self._prompt_told.set()

@@ -199,7 +199,8 @@ class Choice:
         """Take note that the prompt phase of an attempt has begun to run."""
         if self.is_at(attempt) and self.progress.state is State.PREFILLING:
             self._desk.dispatcher.prompt_started(self.key, self._desk.clock.now_s())
-            self.stages.prompt_started_s = self.stages.prompt_started_s or self.age_s
+            if self.stages.prompt_started_s is None:
+                self.stages.prompt_started_s = self.age_s
         self.tell(Event.PROMPT_STARTED, attempt)
 
     def prompt_took(self, times: PromptTimes, attempt: int) -> None:

@@ -63,6 +63,8 @@ class VllmSettings:
     def __post_init__(self) -> None:
         if self.connector not in CONNECTORS:
             raise SpecError.unknown("connector", self.connector, CONNECTORS)
+        if self.connector == "none" and self.home in ("prompt", "token"):
+            raise SpecError.bad(f"connector of a {self.home} machine", "none", "phasesplit or nixl")
 
 
 def command(settings: VllmSettings, port: int, line: str) -> list[str]:

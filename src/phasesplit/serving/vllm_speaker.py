@@ -85,7 +85,10 @@ class VllmSpeaker:
             "engine": f"vllm, connector {self.settings.connector}",
             "model": self.names[0],
             "models": list(self.names),
-            "layout": self._hello.get("layout", {"engine": "vllm", "connector": self.settings.connector}),
+            "layout": self._hello.get(
+                "layout",
+                {"engine": "vllm", "connector": self.settings.connector, "block_tokens": figures.block_tokens},
+            ),
             # Where the other machine's worker calls, see `vllm_meetings`.
             "address": {**self._hello.get("address", {}), "http": self.url},
             "threshold_tokens": self._hello.get("threshold_tokens"),
