@@ -30,7 +30,7 @@ from phasesplit.transfer.shared_memory import SharedPool
 Happened = list[tuple[Callable[[Event], None], Event]]
 """What has happened to requests, and who is to be told of each."""
 
-_LEAST_BLOCKS = 2
+_LEAST_BLOCKS = 4  # to measure a link with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
