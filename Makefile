@@ -38,7 +38,7 @@ demo: $(STAMP) ## the whole loop on this machine, two minutes; with TRACE=file, 
 ifdef TRACE
 	@python scripts/compare_splits.py '$(TRACE)'
 else
-	@python -m phasesplit simulate --model bloom-176b --pool prompt:25:dgx-h100 --pool token:15:dgx-h100 --workload azure-conversation --rate 70 --duration 600 --seed 1
+	@python scripts/demo.py
 endif
 
 test: $(STAMP) ## run the tests
@@ -90,6 +90,7 @@ bench: $(STAMP) ## speed and scaling, with the machine and the commit printed
 	@python bench/transfer.py
 	@python bench/engine.py
 	@python bench/engine_forward.py
+	@python bench/split.py
 	@python bench/gateway.py
 
 workloads: $(STAMP) ## rebuild the shipped workloads from the published traces in ../shared/data

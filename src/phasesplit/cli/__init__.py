@@ -19,6 +19,7 @@ from phasesplit.cli.reproduce import reproduce
 from phasesplit.cli.serve import serve
 from phasesplit.cli.simulate import simulate
 from phasesplit.cli.top import top
+from phasesplit.cli.verify import verify
 from phasesplit.cli.vllm_worker import vllm_worker
 from phasesplit.cli.worker import worker
 from phasesplit.errors import InfeasibleError, SpecError, WorkerLostError
@@ -42,6 +43,7 @@ app.command()(profile)
 app.command()(reproduce)
 app.command()(simulate)
 app.command()(replay)
+app.command()(verify)
 app.command()(replay_decisions)
 app.command()(serve)
 app.command()(worker)

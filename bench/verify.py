@@ -1,0 +1,232 @@
+"""Predicted against measured on this machine: split and unsplit, from little load to past saturation, as one table.
+
+Writes docs/verify-table.md; `--quick` takes shorter traces and writes nothing.
+"""
+
+import argparse
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from phasesplit.cli.verify import measure_profile, verified
+from phasesplit.cli.verify_view import shown
+from phasesplit.domain.request import Trace
+from phasesplit.engine.fetch import model_path
+from phasesplit.files.profile_files import read_profile_file
+from phasesplit.files.serve_files import ServedCluster
+from phasesplit.files.workloads import load_workload
+from phasesplit.measuring.prediction import NO_OVERHEADS, Twin
+from phasesplit.measuring.verify import Verification
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "docs" / "verify-table.md"
+CLUSTERS = {
+    "split 1P+1T": {"prompt": 1, "token": 1},
+    "split 2P+1T": {"prompt": 2, "token": 1},
+    "unsplit 2": {"unsplit": 2},
+}
+SHARES = (0.2, 0.5, 0.8, 1.1)
+"""Rates as shares of what 1P+1T can serve."""
+ORDERED = ("TTFT p50", "TTFT p90", "TBT p50", "TBT p90", "E2E p50", "E2E p90")
+"""What split and unsplit are ordered by."""
+CLIP = (128, 32)
+"""Longest prompt and output: two cores are few."""
+QUIET = 0.05
+"""What a worker may wait for its core, over what it computes."""
+_EVEN = 0.05
+"""Split and unsplit that are this close have no order."""
+
+
+def main() -> None:
+    """Measure and print the table."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--model", default="default", help="default, tiny, or the path of a model")
+    options.add_argument("--duration", type=float, default=30.0, help="seconds of arrivals of each trace")
+    options.add_argument("--profile", type=Path, help="profile of this machine; by default it is measured first")
+    options.add_argument("--profile-time", default="60s", help="how long that may take")
+    options.add_argument("--quick", action="store_true", help="write no file")
+    asked = options.parse_args()
+    model = model_path(asked.model, print)
+    clusters = {name: ServedCluster(name=name, model=asked.model, pools=pools) for name, pools in CLUSTERS.items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        profile = asked.profile or Path(scratch) / "profile.json"
+        if asked.profile is None:
+            measure_profile(profile, clusters["split 1P+1T"], model, asked.profile_time)
+        most_per_s = capacity_per_s(clusters["split 1P+1T"], profile)
+        traces = [trace_at(share * most_per_s, asked.duration) for share in SHARES]
+        found = {name: verified(cluster, model, traces, profile) for name, cluster in clusters.items()}
+        lines = [
+            *head(profile, most_per_s, asked),
+            *verdict(found),
+            *errors(found),
+            *goals(found),
+            *order(found),
+            *worst(found),
+        ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if not asked.quick:
+        TABLE.write_text(text, encoding="utf-8")
+        print(f"wrote {TABLE.relative_to(ROOT)}", file=sys.stderr)
+
+
+def trace_at(rate_per_s: float, duration_s: float) -> Trace:
+    """Return conversation-shaped requests at a rate, shortened to what two cores can serve."""
+    trace = load_workload("azure-conversation").trace(rate_per_s, duration_s, 0)
+    return Trace.from_columns(
+        trace.name,
+        trace.arrival_s,
+        np.minimum(trace.prompt_tokens, CLIP[0]).astype(np.int32),
+        np.minimum(trace.output_tokens, CLIP[1]).astype(np.int32),
+    )
+
+
+def capacity_per_s(cluster: ServedCluster, profile: Path) -> float:
+    """Return the requests that a cluster is predicted to serve in a second when there is always one that waits."""
+    twin = Twin(cluster, read_profile_file(profile), profile)
+    own_cores = {name: core for core, name in enumerate(twin.names)}
+    return twin.predict(trace_at(200.0, 1.0), NO_OVERHEADS, own_cores).result.throughput_per_s
+
+
+def head(profile: Path, most_per_s: float, asked: argparse.Namespace) -> list[str]:
+    """Return what was measured where."""
+    spec = read_profile_file(profile)
+    held_out = spec.errors["all"].mean if "all" in spec.errors else None
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    return [
+        "# Predicted against measured, in figures",
+        "",
+        "Made by `python bench/verify.py`; [verify.md](verify.md) says what is compared with what.",
+        "",
+        f"- Machine: {spec.machine.processor}, {os.cpu_count()} cores, {spec.machine.system}; Python "
+        f"{platform.python_version()}, after commit {commit.stdout.strip() or 'unknown'}, "
+        f"{datetime.now(UTC).date().isoformat()}.",
+        f"- Model: {spec.model.name}; profile taken in {spec.elapsed_s:.0f} s, held-out error "
+        f"{'unknown' if held_out is None else f'{held_out:.1%}'}.",
+        f"- Work: azure-conversation, prompts of at most {CLIP[0]} and outputs of at most {CLIP[1]} tokens, "
+        f"{asked.duration:g} s of arrivals; 100 % is {most_per_s:.2f} requests/s, which 1P+1T is predicted to serve.",
+        "- Cores: a worker each, shared from the third on; the gateway and the client run on the same cores.",
+        "",
+    ]
+
+
+def verdict(found: dict[str, list[Verification]]) -> list[str]:
+    """Return whether the machine was quiet enough for the figures to say anything of the prediction."""
+    runs = [run for own in found.values() for run in own]
+    busy = sum(max(run.waited.values()) > QUIET for run in runs)
+    if not busy:
+        return []
+    return [
+        f"**Not a verdict on the prediction:** in {busy} of {len(runs)} runs something else had the workers' cores, "
+        f"and they waited more than {QUIET:.0%} as long as they computed. Run it again on a quiet machine.",
+        "",
+    ]
+
+
+def errors(found: dict[str, list[Verification]]) -> list[str]:
+    """Return the error of each figure in each run."""
+    names = [figure.name for figure in next(iter(found.values()))[0].comparison.latencies]
+    rows = ["## Errors", "", "Prediction / measurement - 1; bold: beyond the goal (p50 5 %, p90 10 %, p99 20 %)."]
+    rows += ["Waited: how long a worker waited for its core because something else had it, over what it computed.", ""]
+    rows += [
+        "| cluster | rate | requests | " + " | ".join(names) + " | waited | most of it (E2E) |",
+        "|---|--:|--:|" + "--:|" * (len(names) + 1) + "---|",
+    ]
+    for cluster, runs in found.items():
+        for share, run in zip(SHARES, runs, strict=True):
+            cells = [
+                f"**{one.error:+.0%}**" if one.is_met is False else f"{one.error:+.0%}"
+                for one in run.comparison.latencies
+            ]
+            explanation = run.comparison.explanations[-1]
+            cause = "-" if explanation.stage is None else f"{explanation.stage} ({1e3 * explanation.stage_s:+.0f} ms)"
+            rows.append(
+                f"| {cluster} | {share:.0%} | {run.comparison.compared} | {' | '.join(cells)} | "
+                f"{max(run.waited.values()):.0%} | {cause} |"
+            )
+    return [*rows, ""]
+
+
+def goals(found: dict[str, list[Verification]]) -> list[str]:
+    """Return how many goals are met, by percentile, and why not all."""
+    figures = [figure for runs in found.values() for run in runs for figure in run.comparison.latencies]
+    rows = ["## Goals", "", "| percentile | goal | met | median error | worst error |", "|---|--:|--:|--:|--:|"]
+    for percentile in ("p50", "p90", "p99"):
+        own = [figure for figure in figures if figure.name.endswith(percentile)]
+        sizes = [abs(figure.error) for figure in own]
+        met = sum(figure.is_met is True for figure in own)
+        rows.append(
+            f"| {percentile} | {own[0].goal:.0%} | {met} of {len(own)} | {np.median(sizes):.0%} | {max(sizes):.0%} |"
+        )
+    factors = {name: factor for runs in found.values() for run in runs for name, factor in run.factors.items()}
+    texts = [text for runs in found.values() for run in runs for text in run.warnings]
+    shared = max(factors.values(), default=1.0)
+    rows += ["", f"Largest factor for a shared core: {shared:.2f}. What the runs themselves say of their figures:", ""]
+    doubts = [re.sub(r"\d[\d.]*", "N", text) for text in texts]
+    return [
+        *rows,
+        *(f"- {texts[doubts.index(doubt)]}{_also(doubts.count(doubt))}" for doubt in dict.fromkeys(doubts)),
+        "",
+    ]
+
+
+def _also(count: int) -> str:
+    return "" if count == 1 else f" (the like in {count} runs)"
+
+
+def order(found: dict[str, list[Verification]]) -> list[str]:
+    """Return whether split against unsplit is ordered rightly at each rate."""
+    rows = [
+        "## Split against unsplit",
+        "",
+        "Split 1P+1T over unsplit 2, less 1: predicted / measured. Bold: predicted to be the other way round.",
+        "",
+        "| rate | " + " | ".join(ORDERED) + " |",
+        "|---|" + "--:|" * len(ORDERED),
+    ]
+    for index, share in enumerate(SHARES):
+        cells = []
+        split, unsplit = (
+            {one.name: one for one in found[name][index].comparison.latencies} for name in ("split 1P+1T", "unsplit 2")
+        )
+        for name in ORDERED:
+            predicted = split[name].predicted / unsplit[name].predicted - 1
+            measured = split[name].measured / unsplit[name].measured - 1
+            is_wrong = predicted * measured < 0 and min(abs(predicted), abs(measured)) > _EVEN
+            text = f"{predicted:+.0%} / {measured:+.0%}"
+            cells.append(f"**{text}**" if is_wrong else text)
+        rows.append(f"| {share:.0%} | {' | '.join(cells)} |")
+    return [*rows, ""]
+
+
+def worst(found: dict[str, list[Verification]]) -> list[str]:
+    """Return the figures that are furthest off."""
+    cases = [
+        (abs(figure.error), cluster, share, figure)
+        for cluster, runs in found.items()
+        for share, run in zip(SHARES, runs, strict=True)
+        for figure in run.comparison.latencies
+    ]
+    rows = [
+        "## Where it is worst",
+        "",
+        "| cluster | rate | | predicted | measured | error |",
+        "|---|--:|---|--:|--:|--:|",
+    ]
+    for _, cluster, share, figure in sorted(cases, key=lambda case: -case[0])[:10]:
+        rows.append(
+            f"| {cluster} | {share:.0%} | {figure.name} | {shown(figure, figure.predicted)} | "
+            f"{shown(figure, figure.measured)} | {figure.error:+.0%} |"
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The whole loop on this machine in about two minutes: profile, plan, serve, replay, lose a worker, predict, compare.
+
+Run by `make demo`; leaves out/demo.html, which opens without a network.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from phasesplit.cli.verify import verified
+from phasesplit.cli.verify_view import placements, shown, shown_error
+from phasesplit.domain.request import Trace
+from phasesplit.engine.fetch import model_path
+from phasesplit.errors import PhasesplitError
+from phasesplit.figures.verify_report import write_verify_html
+from phasesplit.files.profile_files import read_profile_file
+from phasesplit.files.serve_files import ServedCluster
+from phasesplit.files.trace_writers import write_trace
+from phasesplit.files.workloads import load_workload
+from phasesplit.measuring.live import Live, Run
+from phasesplit.measuring.prediction import NO_OVERHEADS, Twin
+from phasesplit.measuring.prompts import Prompts
+from phasesplit.measuring.verify import Verification
+from phasesplit.measuring.verify_record import verification_record
+
+OUT = Path("out")
+PROFILE, MACHINE, TRACE, PAGE = (
+    OUT / name for name in ("demo-profile.json", "demo-machine.yaml", "demo-trace.csv", "demo.html")
+)
+POOLS = {"split": {"prompt": 1, "token": 1}, "unsplit": {"unsplit": 2}}
+CLIP = (128, 32)
+"""Longest prompt and output: two cores are few."""
+PROFILE_TIME = "15s"
+REPLAY_S, LOSS_S, KILL_AFTER_S = 15.0, 8.0, 3.0
+LOAD = 0.4
+"""Share of what the split can serve."""
+STEPS = 6
+
+
+def main() -> None:
+    """Run the loop."""
+    since_s = time.monotonic()
+    OUT.mkdir(exist_ok=True)
+    name, model = the_model()
+    clusters = {kind: ServedCluster(name=kind, model=name, pools=pools) for kind, pools in POOLS.items()}
+    step(2, f"profile this machine ({PROFILE_TIME}): how long prompt and token iterations take")
+    phasesplit("profile", "engine", "--model", str(model), "--budget", PROFILE_TIME,
+               "--output", str(PROFILE), "--machine", str(MACHINE))  # fmt: skip
+    rate = LOAD * capacity_per_s(clusters["split"])
+    step(3, "plan: two workers of this machine, one for each phase or both for both?")
+    trace = requests(rate, REPLAY_S)
+    write_trace(TRACE, trace)
+    phasesplit("plan", "--model", str(PROFILE), "--existing", f"{MACHINE}=2", "--workload", str(TRACE), "--slo",
+               "ttft_p90<2s,tbt_p99<0.3s", "--duration", "60")  # fmt: skip
+    lost: list[Run] = []
+
+    async def lose_a_worker(live: Live) -> None:
+        step(5, "kill the prompt worker while requests are served: do clients see it?")
+        lost.append(await run_with_a_loss(live, requests(rate, LOSS_S)))
+
+    step(4, f"serve and replay: {len(trace)} requests of conversation shape in {REPLAY_S:.0f} s, unsplit, then split")
+    found = {
+        "unsplit": verified(clusters["unsplit"], model, [trace], PROFILE)[0],
+        "split": verified(clusters["split"], model, [trace], PROFILE, afterwards=lose_a_worker)[0],
+    }
+    told = loss(lost[0])
+    print(told)
+    step(6, "predicted against measured")
+    for verification in found.values():
+        show(verification)
+    write_verify_html(
+        [verification_record(one) for one in found.values()],
+        PAGE,
+        heading="Split and unsplit on this machine: predicted against measured",
+        notes=[told],
+    )
+    print(f"\n{time.monotonic() - since_s:.0f} s in all. The report: {PAGE} (opens without a network).")
+    print("Now with your own: phasesplit verify --help, phasesplit plan --help, phasesplit serve")
+
+
+def the_model() -> tuple[str, Path]:
+    """Return name and path of the small model, or of the random tiny one where the small one cannot be had."""
+    step(1, "fetch the small model (SmolLM2-135M-Instruct, 98 MB, once)")
+    try:
+        return "default", model_path("default", print)
+    except PhasesplitError as problem:
+        print(f"It cannot be had here ({problem}).")
+        print("The demo goes on with `tiny`: a random model that writes nonsense; everything else is as it is.")
+        return "tiny", model_path("tiny", print)
+
+
+def capacity_per_s(cluster: ServedCluster) -> float:
+    """Return the requests that a cluster is predicted to serve in a second when there is always one that waits."""
+    twin = Twin(cluster, read_profile_file(PROFILE), PROFILE)
+    own_cores = {name: core for core, name in enumerate(twin.names)}
+    return twin.predict(requests(200.0, 1.0), NO_OVERHEADS, own_cores).result.throughput_per_s
+
+
+def requests(rate_per_s: float, duration_s: float) -> Trace:
+    """Return conversation-shaped requests, shortened to what two cores can serve."""
+    trace = load_workload("azure-conversation").trace(rate_per_s, duration_s, 0)
+    return Trace.from_columns(
+        f"azure-conversation, clipped to {CLIP[0]}:{CLIP[1]}",
+        trace.arrival_s,
+        np.minimum(trace.prompt_tokens, CLIP[0]).astype(np.int32),
+        np.minimum(trace.output_tokens, CLIP[1]).astype(np.int32),
+    )
+
+
+async def run_with_a_loss(live: Live, trace: Trace) -> Run:
+    """Replay a trace and kill the prompt worker on the way."""
+
+    async def kill() -> None:
+        await asyncio.sleep(KILL_AFTER_S)
+        os.kill(live.pids["prompt-0"], signal.SIGKILL)
+
+    killing = asyncio.create_task(kill())
+    run = await live.ask(trace, Prompts(seed=9))
+    await killing
+    return run
+
+
+def loss(run: Run) -> str:
+    """Return what clients saw of the loss of a worker."""
+    failed = [one.error for one in run.replay.seen if one.error]
+    again = sum(record is not None and record["attempts"] > 1 for record in run.records)
+    text = (
+        f"The prompt worker was killed {KILL_AFTER_S:.0f} s into a replay of {len(run.replay.seen)} requests: "
+        f"{len(failed)} of them failed, {again} were computed again; the slowest answer took "
+        f"{max((one.end_s - one.due_s for one in run.replay.completed), default=0.0):.1f} s."
+    )
+    return text if not failed else f"{text} The first failure: {failed[0]}."
+
+
+def show(found: Verification) -> None:
+    """Print a verification in few lines."""
+    comparison = found.comparison
+    print(f"\n{found.cluster.name}: {comparison.compared} requests")
+    for figure in comparison.latencies:
+        if not figure.name.endswith("p99"):
+            print(
+                f"  {figure.name}  predicted {shown(figure, figure.predicted):>11}  measured "
+                f"{shown(figure, figure.measured):>11}  error {shown_error(figure):>7}"
+            )
+    for line in [*map(str, comparison.explanations), *placements(found), *(f"Beware: {one}" for one in found.warnings)]:
+        print(f"  {line}")
+
+
+def step(number: int, text: str) -> None:
+    """Print what comes next."""
+    print(f"\n[{number}/{STEPS}] {text}", flush=True)
+
+
+def phasesplit(*arguments: str) -> None:
+    """Run a command of this package, and end where it fails."""
+    print(f"$ phasesplit {' '.join(arguments)}", flush=True)
+    code = subprocess.run([sys.executable, "-m", "phasesplit", *arguments]).returncode  # noqa: S603
+    if code:
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

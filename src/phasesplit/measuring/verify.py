@@ -1,0 +1,299 @@
+"""The loop closed: a cluster runs a trace, the simulator predicts it, and both are compared."""
+
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from phasesplit.domain.latency import Exact
+from phasesplit.domain.request import Trace
+from phasesplit.engine.checkpoint import open_checkpoint
+from phasesplit.errors import InfeasibleError, SpecError
+from phasesplit.files.serve_files import ServedCluster
+from phasesplit.measuring.comparison import Comparison, Side, compare
+from phasesplit.measuring.cores import core_plan
+from phasesplit.measuring.live import CLIENT, GATEWAY, Live, Run, served
+from phasesplit.measuring.overheads import idle_overheads, idle_trace
+from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin
+from phasesplit.measuring.prompts import Prompts
+from phasesplit.measuring.replay import LATE_S
+from phasesplit.measuring.stages import measured_stages
+from phasesplit.serving.children import Log
+
+if TYPE_CHECKING:
+    from phasesplit.files.profile_schema import ProfileSpec
+
+_OTHERS_SHARE = 0.05
+"""Share of the cores that others may have had before it is worth a warning."""
+_WAITED_SHARE = 0.05
+"""The same of what a worker waits for its core, over what it computes."""
+_TRUSTED_SHARE = 0.25
+"""The same on the idle cluster, above which what was measured there is not its front end."""
+_FRONT_SHARE = 0.1
+"""The same of gateway and client: for models whose iterations take no longer than HTTP."""
+_FEW = 100
+"""Requests below which a p99 is no more than one of the largest values."""
+_WARM_OUTPUT_TOKENS = 8
+
+Tell = Callable[[str, int, int], None]
+"""Told what is done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Verification:
+    """Predicted against measured, and what both rest on.
+
+    Attributes:
+        cluster: What ran.
+        trace: What was asked of it.
+        profile: Where iteration times come from.
+        kv_blocks: Worker to KV blocks, the same in the simulation and in the cluster.
+        block_tokens: Tokens of a block.
+        plan: Worker to the core that it had.
+        factors: Worker to how much longer its iterations are predicted to take because it shares its core.
+        overheads: What was added to the simulation.
+        adds_overheads: Whether they were.
+        comparison: The comparison.
+        errors: How many requests failed, by what the client was told.
+        gateway_share: Share of a core that the gateway had.
+        client_share: The same of the process that sent.
+        waited: Worker to the seconds that it had to wait for its core for each second that it computed.
+        others_share: Share of all cores that other processes had.
+        warnings: What a reader should know before trusting the figures.
+    """
+
+    cluster: ServedCluster
+    trace: Trace
+    profile: str
+    kv_blocks: Mapping[str, int]
+    block_tokens: int
+    plan: Mapping[str, int]
+    factors: Mapping[str, float]
+    overheads: Overheads
+    adds_overheads: bool
+    comparison: Comparison
+    errors: Mapping[str, int]
+    gateway_share: float
+    client_share: float
+    waited: Mapping[str, float]
+    others_share: float
+    warnings: tuple[str, ...]
+
+
+async def verify(
+    cluster: ServedCluster,
+    model: Path,
+    traces: Sequence[Trace],
+    profile: "ProfileSpec",
+    profile_path: Path,
+    *,
+    adds_overheads: bool = True,
+    seed: int = 0,
+    afterwards: Callable[[Live], Awaitable[None]] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    log: Log = lambda _name, _line: None,
+    tell: Tell = lambda _what, _done, _all: None,
+) -> list[Verification]:
+    """Run a cluster, replay traces against it one after the other, simulate each, and compare.
+
+    Each worker has one core to itself; where there are fewer cores than workers, several share one, and the simulation
+    knows.
+
+    Args:
+        cluster: What to run; nobody else should talk to it.
+        model: Path of its model.
+        traces: The requests, at least one trace.
+        profile: What iterations take.
+        profile_path: Where that is.
+        adds_overheads: Whether what is measured on the idle cluster is added to the prediction.
+        seed: Of the prompts.
+        afterwards: Called with the cluster once all traces are through.
+        say: Takes lines about the cluster.
+        log: Takes lines of its workers' logs.
+        tell: Told how far it is.
+
+    Raises:
+        SpecError: The cluster cannot run, or its KV memory is not that of the simulation.
+        InfeasibleError: No request was answered.
+    """
+    vocabulary = open_checkpoint(model).config.vocab
+    ids = range(vocabulary // 4, vocabulary * 3 // 4)  # special tokens stand at the ends
+    tell("starting", 0, 1)
+    async with served(cluster, model, say=say, log=log) as live:
+        twin = Twin(cluster, profile, profile_path, threshold_tokens=_threshold_tokens(live))
+        kv_blocks = check_kv(twin.kv_blocks, live)
+        _check_lengths(traces, live)
+        plan = core_plan(list(live.pids))
+        live.pin(plan)
+        tell("warming up", 0, 1)
+        warm, quiet = warm_trace(traces, len(live.pids)), idle_trace(twin.times, longest_tokens=_longest_tokens(live))
+        await live.ask(warm, Prompts(ids=ids, seed=seed + 1))
+        idle = await live.ask(
+            quiet, Prompts(ids=ids, seed=seed + 2), lambda done: tell("measuring the front end", done, len(quiet))
+        )
+        runs = []
+        for number, trace in enumerate(traces):
+            prompts, total = Prompts(ids=ids, seed=seed + 3 + number), len(trace)
+            runs.append(await live.ask(trace, prompts, lambda done, total=total: tell("replaying", done, total)))  # type: ignore[misc]
+        if afterwards is not None:
+            await afterwards(live)
+    # The gateway lives in this process: simulating while it serves would slow it.
+    tell("simulating", 0, 1)
+    overheads, idle_waited = idle_overheads(idle, twin.times, quiet), max(_waited(idle).values(), default=0.0)
+    distrust = []
+    if adds_overheads and idle_waited > _TRUSTED_SHARE:
+        adds_overheads = False
+        distrust.append(
+            f"the idle cluster waited {idle_waited:.1f} s for its cores for each second it computed, so "
+            "what was measured of its front end is not added to the prediction"
+        )
+    earlier = [*warm.output_tokens.tolist(), *quiet.output_tokens.tolist()]
+    found = []
+    for trace, run in zip(traces, runs, strict=True):
+        predicted = twin.predict(trace, overheads if adds_overheads else NO_OVERHEADS, plan, earlier)
+        earlier += trace.output_tokens.tolist()
+        measured = measured_side(run)
+        if np.isnan(measured.e2e_s).all():
+            raise InfeasibleError(f"no request was answered; the first failed with: {run.replay.seen[0].error}")
+        comparison = compare(predicted.side, measured)
+        found.append(
+            Verification(
+                cluster=cluster,
+                trace=trace,
+                profile=twin.times.source,
+                kv_blocks=kv_blocks,
+                block_tokens=twin.rules.block_tokens,
+                plan=plan,
+                factors=predicted.factors,
+                overheads=overheads,
+                adds_overheads=adds_overheads,
+                comparison=comparison,
+                errors=_errors(run),
+                gateway_share=run.busy_s[GATEWAY] / run.replay.wall_s,
+                client_share=run.busy_s[CLIENT] / run.replay.wall_s,
+                waited=_waited(run),
+                others_share=run.others_share,
+                warnings=(*distrust, *_doubts(run, comparison), *predicted.result.warnings),
+            )
+        )
+    return found
+
+
+def check_kv(simulated: int, live: Live) -> dict[str, int]:
+    """Return the KV blocks of each worker.
+
+    Raises:
+        SpecError: One has not as many as the simulation: latencies would differ for no other reason.
+    """
+    blocks = {name: int(facts["capacity_blocks"]) for name, facts in live.facts.items()}
+    for name, measured in blocks.items():
+        if measured != simulated:
+            raise SpecError(
+                f"KV memory differs: {name} has {measured:,} blocks, the simulation {simulated:,}; there is nothing to "
+                "compare (was the profile taken of another model?)"
+            )
+    return blocks
+
+
+def warm_trace(traces: Sequence[Trace], workers: int) -> Trace:
+    """Return two requests for each worker, all at once, as long as the longest of some traces, with few tokens."""
+    count = 2 * workers
+    prompt_tokens = max(int(trace.prompt_tokens.max()) for trace in traces)
+    output_tokens = min(_WARM_OUTPUT_TOKENS, *(int(trace.output_tokens.max()) for trace in traces))
+    return Trace.from_columns(
+        "warm-up",
+        np.zeros(count),
+        np.full(count, prompt_tokens, np.int32),
+        np.full(count, output_tokens, np.int32),
+    )
+
+
+def measured_side(run: Run) -> Side:
+    """Return what was measured, as it is compared."""
+    columns = run.replay.columns()
+    failed = columns["error"] != ""
+    e2e_s = np.where(failed, np.nan, columns["e2e_s"])
+    workers = [name for name in run.busy_s if name not in (GATEWAY, CLIENT)]
+    return Side(
+        ttft_s=np.where(failed, np.nan, columns["ttft_s"]),
+        e2e_s=e2e_s,
+        tbt=Exact(run.replay.gaps_s),
+        stages_s=measured_stages(run.records, e2e_s),
+        pairs=[
+            None if record is None or record["prompt_machine"] is None
+            else (record["prompt_machine"], record["token_machine"])
+            for record in run.records
+        ],
+        wall_s=run.replay.wall_s,
+        output_tokens=int(columns["output_tokens"][~failed].sum()),
+        busy={name: run.busy_s[name] / run.replay.wall_s for name in workers},
+        moves=run.moves,
+    )  # fmt: skip
+
+
+def _threshold_tokens(live: Live) -> int | None:
+    senders = [facts["threshold_tokens"] for facts in live.facts.values() if facts.get("home") != "token"]
+    return int(np.median(senders)) if senders else None
+
+
+def _longest_tokens(live: Live) -> int:
+    return min(
+        min(int(facts["context_tokens"]), int(facts["capacity_blocks"]) * int(facts["block_tokens"]))
+        for facts in live.facts.values()
+    )
+
+
+def _check_lengths(traces: Sequence[Trace], live: Live) -> None:
+    allowed = _longest_tokens(live)
+    for trace in traces:
+        longest = int((trace.prompt_tokens + trace.output_tokens).max())
+        if longest > allowed:
+            raise SpecError(
+                f"{trace.name}: has a request of {longest:,} tokens, and {live.model} here takes {allowed:,} at most; "
+                "shorten with --clip"
+            )
+
+
+def _errors(run: Run) -> dict[str, int]:
+    texts = [one.error for one in run.replay.seen if one.error]
+    return {text: texts.count(text) for text in dict.fromkeys(texts)}
+
+
+def _waited(run: Run) -> dict[str, float]:
+    return {name: waited_s / max(run.busy_s[name], 1e-3) for name, waited_s in run.waited_s.items()}
+
+
+def _doubts(run: Run, comparison: Comparison) -> list[str]:
+    doubts = []
+    waited = {name: share for name, share in _waited(run).items() if share > _WAITED_SHARE}
+    if waited:
+        each = ", ".join(f"{name} {share:.2f} s" for name, share in waited.items())
+        doubts.append(f"workers waited for a core while something else had it, for each second they computed: {each}")
+    if run.others_share > _OTHERS_SHARE:
+        doubts.append(
+            f"other processes had {run.others_share:.0%} of this machine's {os.cpu_count()} cores meanwhile, which the "
+            "simulation does not know"
+        )
+    front_share = (run.busy_s[GATEWAY] + run.busy_s[CLIENT]) / (run.replay.wall_s * (os.cpu_count() or 1))
+    if front_share > _FRONT_SHARE:
+        doubts.append(
+            f"gateway and client had {front_share:.0%} of this machine's {os.cpu_count()} cores, which workers then "
+            "lacked; the simulation does not know"
+        )
+    late = run.replay.late
+    if late.size and (count := int((late > LATE_S).sum())):
+        doubts.append(f"{count} requests were sent more than {1e3 * LATE_S:.0f} ms late; latencies count from when due")
+    left_out = comparison.requests - comparison.compared
+    if left_out:
+        doubts.append(f"{left_out} of {comparison.requests} requests did not complete on both sides and are left out")
+    if comparison.compared < _FEW:
+        doubts.append(
+            f"a p99 of {comparison.compared} requests is one of the largest values: one request can change it"
+        )
+    retried = sum(record is not None and record["attempts"] > 1 for record in run.records)
+    if retried:
+        doubts.append(f"{retried} requests were tried more than once: a machine failed meanwhile")
+    return doubts

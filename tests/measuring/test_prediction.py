@@ -1,0 +1,193 @@
+"""The simulator's twin of a live cluster: the same KV memory, link and cores, and what was measured on the idle one."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from phasesplit.domain.link import Link, link_between
+from phasesplit.domain.request import Trace
+from phasesplit.errors import SpecError
+from phasesplit.files.profile_files import read_profile_file
+from phasesplit.files.serve_files import ServedCluster
+from phasesplit.measuring.cores import core_plan, shared_factors
+from phasesplit.measuring.live import Live, Run, in_order
+from phasesplit.measuring.overheads import idle_overheads, idle_trace
+from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin, as_gateways_expect, equivalent_bytes_per_s
+from phasesplit.measuring.replay import Replay, Seen
+from phasesplit.measuring.stages import FRONT, PROMPT, QUEUE, TRANSFER
+from phasesplit.measuring.verify import check_kv
+
+SIZES = {
+    "layers": 4, "hidden": 64, "query_heads": 4, "kv_heads": 2, "head_dim": 16, "parameters": 1e6,
+    "active_parameters": 1e6, "weights_bytes": 1e6, "value_bytes": 4, "max_context_tokens": 4096,
+}  # fmt: skip
+BLOCK_BYTES = 2 * 4 * 4 * 2 * 16 * 32
+LINK = {
+    "bytes_per_s": 2e9, "latency_s": 2e-4, "per_layer_s": 5e-5, "streaming_slowdown": 0.0, "source": "made up",
+}  # fmt: skip
+
+
+def twin(tmp_path: Path, pools: dict[str, int], *, kv_blocks: int = 100, **changes: Any) -> Twin:
+    """A twin whose prompts take 1 ms a token, and whose token iterations 10 ms for one request, 20 ms for eleven."""
+    path = tmp_path / "profile.json"
+    content = {
+        "format": "phasesplit profile", "version": 1, "target": "engine", "taken": "2026-01-01T00:00:00+00:00",
+        "versions": {}, "settings": {}, "ending": "reached", "elapsed_s": 1.0, "errors": {}, "iterations": [],
+        "interrupted_share": None, "kv": None, "link": LINK, "start_up_s": None, "power": None, "unknown": {},
+        "notes": [],
+        "machine": {
+            "name": "here", "processor": "", "cores": 2, "threads": 1, "features": [], "memory_bytes": 1e9,
+            "system": "",
+        },
+        "model": {"name": "made up", "sizes": SIZES},
+        "times": {
+            "prompt_knots_tokens": [1.0, 1001.0], "prompt_knots_s": [0.001, 1.001],
+            "token_knots_requests": [1.0, 11.0], "token_knots_s": [0.01, 0.02], "prompt_pair_s": 0.0,
+            "token_context_s": 0.0, "measured_prompt_tokens": 1001.0, "measured_requests": 11.0,
+        },
+        **changes,
+    }  # fmt: skip
+    path.write_bytes(orjson.dumps(content))
+    cluster = ServedCluster(pools=pools, kv_bytes=kv_blocks * BLOCK_BYTES + 5)
+    return Twin(cluster, read_profile_file(path), path, threshold_tokens=64)
+
+
+def trace_of(*requests: tuple[float, int, int]) -> Trace:
+    arrivals, prompts, outputs = zip(*requests, strict=True)
+    return Trace.from_columns("made up", np.array(arrivals), np.array(prompts, np.int32), np.array(outputs, np.int32))
+
+
+SPLIT = {"prompt": 1, "token": 1}
+
+
+def test_the_twin_has_the_blocks_that_a_worker_makes_of_the_same_memory(tmp_path: Path) -> None:
+    """Queues for KV would differ for no other reason than another capacity."""
+    assert twin(tmp_path, SPLIT, kv_blocks=100).kv_blocks == 100
+    assert twin(tmp_path, SPLIT, kv_blocks=7).kv_blocks == 7
+
+
+def test_another_capacity_is_refused_before_anything_is_compared() -> None:
+    """Latencies would be compared of which one side waits for memory."""
+    live = Live(facts={"prompt-0": {"capacity_blocks": 100}, "token-0": {"capacity_blocks": 90}})
+    with pytest.raises(SpecError, match="token-0 has 90 blocks, the simulation 100"):
+        check_kv(100, live)
+    live.facts["token-0"] = {"capacity_blocks": 100}
+    assert check_kv(100, live) == {"prompt-0": 100, "token-0": 100}
+
+
+def test_a_request_alone_takes_what_the_profile_says(tmp_path: Path) -> None:
+    """Times of the profile, the link or the front end would be lost on the way into the prediction."""
+    cluster = twin(tmp_path, SPLIT)
+    own = {"prompt-0": 0, "token-0": 1}
+    plain = cluster.predict(trace_of((0.0, 100, 5)), NO_OVERHEADS, own).side
+    assert plain.ttft_s[0] == pytest.approx(0.1, rel=0.02)
+    assert plain.e2e_s[0] == pytest.approx(0.1 + float(plain.stages_s[TRANSFER][0]) + 4 * 0.01, rel=1e-6)
+    added = Overheads(stages_s={QUEUE: 0.003, FRONT: 0.004}, iteration_s=0.0007, token_s=0.0003)
+    longer = cluster.predict(trace_of((0.0, 100, 5)), added, own).side
+    assert longer.ttft_s[0] - plain.ttft_s[0] == pytest.approx(0.008)
+    assert longer.e2e_s[0] - plain.e2e_s[0] == pytest.approx(0.007 + 5 * 0.001, rel=1e-3)
+    assert plain.pairs == [("prompt-0", "token-0")]
+
+
+def test_workers_on_one_core_are_predicted_slower_the_busier_the_other_is(tmp_path: Path) -> None:
+    """Two workers on one core would be predicted as if each had it alone."""
+    requests = [(0.2 * row, 100, 10) for row in range(20)]
+    cluster = twin(tmp_path, SPLIT)
+    apart = cluster.predict(trace_of(*requests), NO_OVERHEADS, {"prompt-0": 0, "token-0": 1})
+    shared = cluster.predict(trace_of(*requests), NO_OVERHEADS, {"prompt-0": 0, "token-0": 0})
+    assert set(apart.factors.values()) == {1.0}
+    assert min(shared.factors.values()) > 1.2
+    assert float(shared.side.e2e_s.mean()) > 1.2 * float(apart.side.e2e_s.mean())
+
+
+def test_a_share_of_a_core_is_what_the_others_leave() -> None:
+    """A worker would be slowed by itself, or by one on another core."""
+    plan = core_plan(["prompt-0", "prompt-1", "token-0"], [4, 6])
+    assert plan == {"prompt-0": 4, "prompt-1": 6, "token-0": 4}
+    busy = {"prompt-0": 0.5, "prompt-1": 0.9, "token-0": 0.2}
+    assert shared_factors(plan, busy) == {"prompt-0": 1.2, "prompt-1": 1.0, "token-0": 1.5}
+
+
+def test_transfers_take_as_long_in_all_as_over_the_link_that_was_measured(tmp_path: Path) -> None:
+    """The simulator would charge shared memory with the costs of a network between servers."""
+    cluster = twin(tmp_path, SPLIT)
+    trace = trace_of((0.0, 100, 5), (0.0, 1000, 5))
+    link = Link(bytes_per_s=2e9, latency_s=2e-3, per_layer_s=5e-5, streaming_slowdown=0.0)
+    found = equivalent_bytes_per_s(link, cluster.model, cluster.times, trace, cluster.rules)
+    assert found > link.bytes_per_s
+
+    def exposed_s(one: Link) -> float:
+        tokens = trace.prompt_tokens
+        last_layer_s = tokens * cluster.model.kv_bytes_per_token / cluster.model.layers / one.bytes_per_s
+        return float((one.latency_s + one.per_layer_s * cluster.model.layers + last_layer_s).sum())
+
+    machine = cluster.machine(found)
+    assert exposed_s(link_between(machine, machine)) == pytest.approx(exposed_s(link), rel=0.05)
+
+
+def test_a_split_cluster_needs_a_link(tmp_path: Path) -> None:
+    """Transfers would be predicted from nothing."""
+    with pytest.raises(SpecError, match="tells nothing of the link"):
+        twin(tmp_path, SPLIT, link=None)
+    assert twin(tmp_path, {"unsplit": 1}, link=None).names == ["unsplit-0"]
+
+
+def test_rules_expect_what_a_gateway_would() -> None:
+    """Placement would differ because the simulation knows the mean output before the first request has ended."""
+    expected = as_gateways_expect(trace_of((0.0, 9, 500), (0.0, 9, 50), (0.0, 9, 500))).expected_tokens.tolist()
+    assert expected == [128, 50, 152]
+    warm = as_gateways_expect(trace_of((0.0, 9, 500)), earlier=[18] * 10).expected_tokens.tolist()
+    assert warm == [73]
+
+
+def test_records_find_their_requests_again() -> None:
+    """A request's stages would be held against another one's prediction."""
+    trace = trace_of((0.0, 10, 5), (1.0, 20, 5), (1.0, 30, 5), (2.0, 20, 5))
+    records = [{"arrival_unix_s": at_s, "prompt_tokens": tokens} for at_s, tokens in ((9.0, 20), (8.0, 20), (7.9, 30))]
+    found = in_order(trace, records)
+    assert [None if one is None else one["arrival_unix_s"] for one in found] == [None, 8.0, 7.9, 9.0]
+
+
+def idle_run(times_s: dict[str, float], batch_s: float) -> Run:
+    """What came of `idle_trace`: requests alone took these stages, those that came at once these iterations."""
+    records, seen = [], []
+    for row in range(14):
+        step_s = times_s["step"] if row < 6 else batch_s
+        started_s, first_s = times_s["queue"], times_s["queue"] + times_s["prompt"]
+        last_s = first_s + 15 * step_s
+        records.append({
+            "outcome": "completed", "prompt_machine": "prompt-0", "token_machine": "token-0", "attempts": 1,
+            "prompt_started_s": started_s, "first_token_s": first_s, "kv_ready_s": first_s,
+            "second_token_s": first_s + step_s, "last_token_s": last_s, "output_tokens": 16,
+        })  # fmt: skip
+        seen.append(Seen(row, 0.0, 0.0, [(first_s + times_s["client"], 1), (last_s, 15)], 16, last_s))
+    return Run(
+        replay=Replay(seen, np.zeros(0), 1.0), records=records, moves={}, busy_s={}, waited_s={}, others_share=0.0
+    )
+
+
+def test_the_front_end_is_what_short_requests_take_longer_than_their_iterations(tmp_path: Path) -> None:
+    """What messages and sending take would be lost, counted twice, or charged to the wrong stage."""
+    times = twin(tmp_path, SPLIT).times
+    trace = idle_trace(times, 4096)
+    assert (len(trace), int(trace.prompt_tokens[0]), int(trace.output_tokens[0])) == (14, 32, 16)
+    assert float(trace.arrival_s[6]) == float(trace.arrival_s[13]) > float(trace.arrival_s[5])
+    # A token iteration of one request takes 10 ms, of eight 17 ms; a prompt of 32 tokens takes 32 ms.
+    run = idle_run({"queue": 0.002, "prompt": 0.037, "step": 0.011, "client": 0.003}, batch_s=0.0201)
+    found = idle_overheads(run, times, trace)
+    assert found.token_s == pytest.approx(0.0003, abs=1e-5)
+    assert found.iteration_s == pytest.approx(0.0007, abs=1e-5)
+    assert found.stages_s[QUEUE] == pytest.approx(0.002)
+    assert found.stages_s[PROMPT] == pytest.approx(0.037 - 0.032 - 0.001)
+    assert found.stages_s[FRONT] == pytest.approx(0.003)
+
+
+def test_a_cluster_faster_than_its_profile_has_no_negative_front_end(tmp_path: Path) -> None:
+    """A profile that is too slow would be corrected in secret."""
+    times = twin(tmp_path, SPLIT).times
+    run = idle_run({"queue": 0.0, "prompt": 0.02, "step": 0.005, "client": 0.0}, batch_s=0.01)
+    found = idle_overheads(run, times, idle_trace(times, 4096))
+    assert (found.iteration_s, found.token_s, found.first_s) == (0.0, 0.0, 0.0)
