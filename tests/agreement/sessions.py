@@ -84,7 +84,8 @@ class Session:
         key = f"r{self._requests}.1"
         size = self.random.choice([1, 20, 100, 300, 3_000])
         avoid = self.random.sample(NAMES, self.random.choice([0, 0, 0, 1, 2, 4]))
-        found = self.dispatcher.open(key, size, self.random.choice([1, 2, 50, 200]), self.now_s, avoid=avoid)
+        most = self.random.choice([1, 2, 50, 200])
+        found = self.dispatcher.open(key, size, most, self.now_s, avoid=avoid, is_retry=bool(avoid))
         self.seen[type(found).__name__] += 1
         if isinstance(found, Pair):
             self.live.append(key)

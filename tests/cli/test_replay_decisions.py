@@ -94,6 +94,22 @@ def test_log_is_not_written_over(written: Path) -> None:
     assert written.read_bytes() == before
 
 
+def test_decisions_are_in_the_file_at_once(tmp_path: Path, capsys: Captured) -> None:
+    """A gateway that is killed would take its last decisions with it, or a log that is read meanwhile look broken."""
+    path = tmp_path / "log"
+    with DecisionLog(path) as log:
+        Dispatcher(Rules(), sink=log.write).join("p", 1, "prompt", 1_000, 0.0)
+        assert run(["replay-decisions", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("1 decisions, 1 equal")
+
+
+def test_an_empty_log_is_said_to_be_empty(tmp_path: Path, capsys: Captured) -> None:
+    """A person would look for what is wrong with the lines of a log that has none."""
+    (tmp_path / "log").touch()
+    assert run(["replay-decisions", str(tmp_path / "log")]) == 2
+    assert "it is empty" in capsys.readouterr().err
+
+
 def test_full_disk_ends_the_log_and_not_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests would fail because nobody can write about them."""
     log = DecisionLog(tmp_path / "log")
@@ -110,7 +126,7 @@ def test_full_disk_ends_the_log_and_not_the_cluster(tmp_path: Path, monkeypatch:
         close = flush
 
     monkeypatch.setattr(log, "_file", Full())
-    acts: list[Callable[[], None]] = [partial(log.write, b"{}\n"), log.flush, log.close]
+    acts: list[Callable[[], None]] = [partial(log.write, b"{}\n"), log.close]
     for act in acts:
         log.broken = ""
         act()

@@ -22,7 +22,7 @@ def rendered(source: str, **given: object) -> str:
 def refused(source: str) -> str:
     with pytest.raises(SpecError) as caught:
         rendered(source)
-    assert str(caught.value).startswith("m.gguf: the chat template")
+    assert str(caught.value).startswith("the chat template")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -379,6 +379,18 @@ def test_models() -> None:
     play(scenario())
 
 
+def test_a_page_that_takes_another_method_says_which() -> None:
+    """A person who opens an endpoint in a browser would read that it is not there."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            answer = await rig.call(COMPLETIONS).answer()
+            assert answer.status == 405
+            assert "allowed is POST" in answer.json["error"]["message"]
+
+    play(scenario())
+
+
 def test_ready_only_with_machines_for_both_phases() -> None:
     """A balancer would send requests to a gateway that has nowhere to send them."""
 

@@ -1,6 +1,7 @@
 """The dispatcher: pairs, what is booked for them, and machines that come, go, move and break."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -29,10 +30,8 @@ def cluster_of(*homes: str, rules: Rules | None = None, moves: list[Move] | None
     return dispatcher
 
 
-def opened(
-    dispatcher: Dispatcher, key: str = "r.1", now_s: float = 0.0, *, prompt: int = 100, avoid: tuple[str, ...] = ()
-) -> Pair:
-    pair = dispatcher.open(key, prompt, 60, now_s, expected_tokens=28, avoid=avoid)
+def opened(dispatcher: Dispatcher, key: str = "r.1", now_s: float = 0.0, *, prompt: int = 100, **more: Any) -> Pair:
+    pair = dispatcher.open(key, prompt, 60, now_s, expected_tokens=28, **more)
     assert isinstance(pair, Pair), pair
     return pair
 
@@ -217,11 +216,13 @@ def test_retry_avoids_the_machines_that_failed_it() -> None:
     first = opened(dispatcher)
     dispatcher.ended("r.1", Reason.WORKER_LOST, 0.1)
     for attempt in range(2, 6):
-        assert opened(dispatcher, f"r.{attempt}", 0.1, avoid=(first.prompt,)).prompt != first.prompt
+        again = opened(dispatcher, f"r.{attempt}", 0.1, avoid=(first.prompt,), is_retry=True)
+        assert again.prompt != first.prompt
     assert view_of(dispatcher, first.prompt).state == "serving"
-    everywhere = opened(dispatcher, "r.9", 0.2, avoid=("prompt0", "prompt1", "token2", "unknown"))
+    everywhere = opened(dispatcher, "r.9", 0.2, avoid=("prompt0", "prompt1", "token2", "unknown"), is_retry=True)
     assert {everywhere.prompt, everywhere.token} <= {"prompt0", "prompt1", "token2"}
-    assert dispatcher.counts["retried"] == 5
+    opened(dispatcher, "r.10", 0.3, is_retry=True)  # the machine that failed it is gone: nobody to avoid
+    assert dispatcher.counts["retried"] == 6
 
 
 def test_paced_single_requests_spread() -> None:

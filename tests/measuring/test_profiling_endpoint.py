@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from endpoints import GAP_S, Server, running_server
-from phasesplit.errors import WorkerError
+from phasesplit.errors import SpecError, WorkerError
 from phasesplit.measuring.endpoint import Endpoint, find_endpoint
 from phasesplit.measuring.endpoint_machine import EndpointMachine, endpoint_kv
 from phasesplit.measuring.iterations import Shape
@@ -52,6 +54,23 @@ def test_token_times_are_gaps_while_all_stream(server: Server, made: Made) -> No
     assert len(gaps_s) >= 10
     assert GAP_S * 0.9 <= np.median(gaps_s) < GAP_S + ROOM_S / 2
     assert {len(prompt) for prompt in server.prompts} == {60 - (3 + 16) // 2}
+
+
+def test_an_endpoint_that_wants_a_key_says_where_it_belongs() -> None:
+    """A person who has no key set, or a wrong one, would read a bare status."""
+
+    async def refused(key: str | None) -> None:
+        async def locked(_: web.Request) -> web.Response:
+            return web.Response(status=401)
+
+        app = web.Application()
+        app.router.add_get("/v1/models", locked)
+        async with TestServer(app) as server:
+            await find_endpoint(str(server.make_url("/")), api_key=key)
+
+    for key, why in ((None, "wants a key"), ("wrong", "does not take this key")):
+        with pytest.raises(SpecError, match=f"{why}; PHASESPLIT_API_KEY"):
+            asyncio.run(refused(key))
 
 
 def test_bounds_are_those_of_the_endpoint(made: Made) -> None:

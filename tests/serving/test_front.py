@@ -73,3 +73,9 @@ def test_what_is_printed_can_be_pasted() -> None:
     assert snippet == ["import os", "from openai import OpenAI"]
     code = text[text.index("  import os") : text.index("Watch it")]
     compile("\n".join(line[2:] for line in code.splitlines()), "snippet", "exec")
+
+
+def test_a_cluster_without_one_of_the_phases_says_so_at_once() -> None:
+    """A file that forgot the token pool would look like a split cluster."""
+    ready = Ready(url="u", model="m", needs_key=False, took_s=1.0, workers=[], degraded=["no token machine serves"])
+    assert "! no token machine serves" in ready.text().splitlines()

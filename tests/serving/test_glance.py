@@ -51,6 +51,14 @@ def test_rates_are_those_between_two_looks() -> None:
     assert moves == "retries 1; moves: 2 prompt to mixed"
 
 
+def test_machines_stand_in_the_order_of_their_names() -> None:
+    """A row would jump with whoever joined last, and machine 10 stand between 1 and 2."""
+    names = ["token-0", "prompt-10", "prompt-2"]
+    text = TEXT + "".join(f'phasesplit_machine_pool{{machine="{name}",pool="p",home="p"}} 1.0\n' for name in names)
+    rows = machine_rows(Metrics.from_text(text, 0.0))
+    assert [row[0] for row in rows] == ["p", "prompt-2", "prompt-10", "token-0"]
+
+
 def test_what_is_wrong_stands_in_the_summary() -> None:
     """A cluster that is not split as it should be, or whose log has ended, would look well."""
     text = TEXT.replace("phasesplit_degraded 0.0", "phasesplit_degraded 1.0\nphasesplit_decision_log_ended 1.0")

@@ -195,6 +195,10 @@ def summary(measured: "Replay") -> dict[str, Any]:
     }
 
 
+def _ms(value_s: float) -> str:
+    return f"{1e3 * value_s:,.1f} ms" if value_s == value_s else "-"  # of nothing there is no percentile
+
+
 def _print(measured: "Replay") -> None:
     from rich.console import Console
     from rich.table import Table
@@ -207,7 +211,7 @@ def _print(measured: "Replay") -> None:
         column.justify = "right"
     for name in ("ttft", "tbt", "tbt_max", "e2e"):
         row = found[f"{name}_s"]
-        table.add_row(name.upper().replace("_MAX", ", longest"), *(f"{1e3 * value:,.1f} ms" for value in row.values()))
+        table.add_row(name.upper().replace("_MAX", ", longest"), *map(_ms, row.values()))
     console = Console()
     console.print(table)
     console.print(

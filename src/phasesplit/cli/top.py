@@ -34,8 +34,9 @@ def top(
     if not 0.1 <= every <= 3600:
         raise SpecError.bad("--every", every, "0.1 to 3600 seconds")
     before, now = None, _read(url)
-    if once:
-        console = Console()
+    console = Console()
+    # Without a terminal there is nothing to draw over: one table, as with --once.
+    if once or not console.is_terminal:
         # A file or a pipe has no width of its own, and nothing in a table is to be cut there.
         Console(width=None if console.is_terminal else _PIPE_COLUMNS).print(_page(url, now, None))
         return

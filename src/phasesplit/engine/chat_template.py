@@ -42,7 +42,7 @@ class ChatTemplate:
         """
         import jinja2
 
-        self.source, self._where, self._tokens = source, where, dict(tokens or {})
+        self.source, self._tokens = source, dict(tokens or {})
         if len(source) > LARGEST_TEMPLATE_CHARS:
             raise SpecError.bad(
                 f"{where}, length of the chat template", len(source), f"at most {LARGEST_TEMPLATE_CHARS}"
@@ -73,7 +73,8 @@ class ChatTemplate:
         try:
             return _within(self._template.generate({**self._tokens, **given, **names}))
         except Exception as error:
-            raise SpecError(f"{self._where}: the chat template fails on these messages: {_one_line(error)}") from None
+            # Clients read this: where the model lies is none of their business.
+            raise SpecError(f"the chat template fails on these messages: {_one_line(error)}") from None
 
 
 class _Steps:

@@ -9,12 +9,11 @@ from typing import IO, Self
 from phasesplit.errors import SpecError
 
 _LONGEST_LINE_BYTES = 1 << 20
-_BUFFER_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"
 
 
 class DecisionLog:
-    """A new file that takes lines; what is buffered is in the file after `flush` or `close`.
+    """A new file that takes lines; each is in the file before `write` returns, so that a killed gateway loses none.
 
     A cluster serves on when the file takes no more (a full disk): the log ends there.
 
@@ -31,7 +30,7 @@ class DecisionLog:
     def __init__(self, path: str | Path) -> None:
         self.broken = ""
         try:
-            self._file = Path(path).open("xb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - closed by `close`
+            self._file = Path(path).open("xb")  # noqa: SIM115 - closed by `close`
         except FileExistsError:
             raise SpecError(f"{path}: a file is there already; name another one for the decision log") from None
         except (OSError, ValueError) as problem:
@@ -42,18 +41,12 @@ class DecisionLog:
         if not self.broken:
             try:
                 self._file.write(line)
+                self._file.flush()
             except OSError as problem:
                 self._give_up(problem)
 
-    def flush(self) -> None:
-        """Put what has been taken into the file."""
-        try:
-            self._file.flush()
-        except OSError as problem:
-            self._give_up(problem)
-
     def close(self) -> None:
-        """Put what has been taken into the file, and take no more."""
+        """Take no more."""
         try:
             self._file.close()
         except OSError as problem:

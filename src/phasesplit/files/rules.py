@@ -43,7 +43,7 @@ def rules_from(settings: Mapping[str, Any], where: str = "rules", base: Rules | 
     try:
         rules = replace(before, **values)
     except SpecError as problem:
-        raise problem if where == "rules" else SpecError(f"{where}: {problem}") from None
+        raise SpecError(str(problem).replace("rules", where, 1)) from None
     if rules.published:
         _check_published(rules, where)
     return rules

@@ -56,7 +56,7 @@ class ServedCluster:
         drain_s: Seconds that requests have to end in when the cluster is told to stop.
         stalled_s: A worker of this host that has not answered for so many seconds is started again.
         vllm: How vLLM is started; None: workers have the embedded engine.
-        source: The file, for messages; empty where there is none.
+        limits_place: How a person knows the place of the limits, for messages.
     """
 
     name: str = "cluster"
@@ -74,7 +74,7 @@ class ServedCluster:
     drain_s: float = 30.0
     stalled_s: float = 10.0
     vllm: VllmOptions | None = None
-    source: str = ""
+    limits_place: str = "limits"
 
 
 def load_served_cluster(path: str | Path) -> ServedCluster:
@@ -116,7 +116,7 @@ def load_served_cluster(path: str | Path) -> ServedCluster:
         drain_s=serve.drain,
         stalled_s=serve.stalled,
         vllm=_vllm(spec, path) if spec.engine == "vllm" else None,
-        source=str(path),
+        limits_place=where("serve.limits"),
     )
 
 

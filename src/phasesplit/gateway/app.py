@@ -56,5 +56,7 @@ def make_app(gateway: Gateway) -> Starlette:
 
 async def _not_a_page(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    body = error_body(f"{request.method} {request.url.path}: no such page"[:200], kind="invalid_request_error")
-    return Response(orjson.dumps(body), status, media_type="application/json")
+    headers = error.headers if isinstance(error, HTTPException) else None
+    why = f"allowed is {headers['Allow']}" if headers and "Allow" in headers else "no such page"
+    body = error_body(f"{request.method} {request.url.path[:160]}: {why}", kind="invalid_request_error")
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")

@@ -109,6 +109,7 @@ class Choice:
             max(1, order.most_tokens),
             self._desk.clock.now_s(),
             avoid=self._avoid,
+            is_retry=self.progress.attempts > 0,
         )
         if isinstance(verdict, Pair):
             self.pair = verdict

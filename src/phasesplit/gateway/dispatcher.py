@@ -178,6 +178,7 @@ class Dispatcher:
         *,
         expected_tokens: int | None = None,
         avoid: Collection[str] = (),
+        is_retry: bool = False,
     ) -> Pair | TooLong | NoCapacity:
         """Choose the pair of a request, and reserve its blocks on both machines; or say why not.
 
@@ -188,6 +189,7 @@ class Dispatcher:
             now_s: The instant.
             expected_tokens: Output tokens that rules count on; None: by the outputs so far.
             avoid: Machines that have failed it; they get it only where no others can serve.
+            is_retry: Whether an attempt before this one has failed.
 
         Raises:
             GatewayError: The key is in use, or there are no tokens.
@@ -222,7 +224,7 @@ class Dispatcher:
         )
         self._live[key] = live
         self._reserve(live, prompt_tokens, expected, now_s)
-        self._count(live, retried=bool(avoid))
+        self._count(live, retried=is_retry)
         for member in {live.prompt, live.token}:
             if member.tried:
                 self._roster.probe(member, key, now_s)

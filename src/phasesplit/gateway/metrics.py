@@ -126,7 +126,7 @@ class GatewayCollector(Collector):
         members = Counter(view.pool for view in views if view.state == "serving")
         pools = {pool: members[pool] for pool in ("prompt", "token", "mixed", "unsplit")}
         yield _gauge("pool_machines", "Machines that serve in a pool.", "pool", pools)
-        yield _counter("pool_moves", "Moves of machines between pools.", "move", dispatcher.moves())
+        yield _counter("pool_moves", "Moves between pools that load caused.", "move", dispatcher.moves())
         states = GaugeMetricFamily("phasesplit_machine_state", "1 for a machine's state.", labels=["machine", "state"])
         for view in views:
             states.add_metric([view.name, view.state], 1)

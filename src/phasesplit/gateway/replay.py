@@ -101,6 +101,8 @@ def _counted(numbered: Iterator[tuple[int, bytes]]) -> tuple[int, bool]:
 
 def _begun(line: bytes, where: str, sink: Callable[[bytes], object]) -> Decisions:
     """Return a new ledger by a log's first line."""
+    if not line:
+        raise SpecError(f"{where}: not a decision log, it is empty")
     first = _mapping(line)
     if first.get("kind") != KIND:
         raise SpecError(f"{where}: not a decision log")

@@ -46,6 +46,9 @@ async def find_endpoint(url: str, *, model: str | None = None, api_key: str | No
             aiohttp.ClientSession(timeout=limits, headers=headers) as session,
             session.get(f"{base}/v1/models") as answer,
         ):
+            if answer.status in (401, 403):
+                why = "does not take this key" if api_key else "wants a key"
+                raise SpecError(f"{base}: {why}; PHASESPLIT_API_KEY holds the one that is sent")
             if answer.status != 200:
                 raise SpecError(f"{base}/v1/models: answers with status {answer.status}")
             listed = await answer.json()

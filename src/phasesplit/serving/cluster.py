@@ -95,6 +95,7 @@ async def run_cluster(cluster: ServedCluster, model: Path, watchers: Watchers) -
                         needs_key=bool(cluster.client_keys),
                         took_s=time.monotonic() - since_s,
                         workers=supervisor.listed(),
+                        degraded=front.degraded(),
                     )
                 )
                 await signals.first.wait()

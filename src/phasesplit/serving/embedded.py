@@ -93,7 +93,11 @@ class EmbeddedWorker:
         if blocks < _LEAST_BLOCKS:
             least_bytes = _LEAST_BLOCKS * layout.layers * layout.block_bytes
             raise SpecError.bad("--kv-memory", settings.kv_bytes, f"{least_bytes} bytes or more for this model")
-        pool, free = SharedPool(layout, blocks), BlockPool(blocks)
+        try:
+            pool, free = SharedPool(layout, blocks), BlockPool(blocks)
+        except OSError as problem:
+            allowed = f"what this machine has memory for ({problem.strerror})"
+            raise SpecError.bad("--kv-memory", settings.kv_bytes, allowed) from None
         greeting = Greeting(machine=settings.name, epoch=settings.epoch, layout=layout, blocks=blocks)
         self._post = Post(
             greeting,

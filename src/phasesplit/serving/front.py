@@ -57,8 +57,7 @@ class Front:
     """
 
     def __init__(self, cluster: ServedCluster, model: Path, name: str, sinks: Sinks) -> None:
-        where = f"{cluster.source}, serve.limits" if cluster.source else "limits"
-        self.limits, backlog, breaker = bounds_from(cluster.limits, where)
+        self.limits, backlog, breaker = bounds_from(cluster.limits, cluster.limits_place)
         checkpoint = open_checkpoint(model)
         dispatcher = Dispatcher(cluster.rules, self.limits, backlog=backlog, breaker=breaker, sink=sinks.decisions)
         self._gateway = Gateway(
@@ -82,6 +81,10 @@ class Front:
     def serving(self) -> set[str]:
         """Return the names of the workers that serve."""
         return {machine.name for machine in self._gateway.fleet.machines() if not machine.is_lost}
+
+    def degraded(self) -> tuple[str, ...]:
+        """Return in words what keeps the cluster from being split as it should be, nothing where that is well."""
+        return self._gateway.dispatcher.degraded
 
     async def drain(self, within_s: float) -> None:
         """Take no new requests, wait for those that are here, and end the rest."""

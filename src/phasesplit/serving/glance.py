@@ -79,9 +79,11 @@ MACHINE_COLUMNS = (
 
 
 def machine_rows(now: Metrics) -> list[tuple[str, ...]]:
-    """Return a row for each machine, see `MACHINE_COLUMNS`."""
+    """Return a row for each machine in the order of their names, see `MACHINE_COLUMNS`."""
     rows: list[tuple[str, ...]] = []
-    for name in now.labels("machine_pool", "machine"):
+    for name in sorted(
+        now.labels("machine_pool", "machine"), key=lambda name: (name.rstrip("0123456789"), len(name), name)
+    ):
         used, capacity = (now.value(f"machine_kv_{what}_blocks", machine=name) for what in ("used", "capacity"))
         rows.append((
             name,

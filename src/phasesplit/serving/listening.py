@@ -33,7 +33,7 @@ class Listening:
         url: `http://host:port`, with a host that a client on this machine can use.
     """
 
-    def __init__(self, host: str, port: int, *, where: str = "--port") -> None:
+    def __init__(self, host: str, port: int, *, where: str = "--host, --port") -> None:
         """Bind a socket.
 
         Args:

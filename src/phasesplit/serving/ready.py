@@ -15,6 +15,7 @@ class Ready:
         needs_key: Whether clients have to bring a key.
         took_s: Seconds from start to here.
         workers: As the supervisor lists them.
+        degraded: What keeps the cluster from being split as it should be, in words.
     """
 
     url: str
@@ -22,6 +23,7 @@ class Ready:
     needs_key: bool
     took_s: float
     workers: Sequence[Mapping[str, Any]]
+    degraded: Sequence[str] = ()
 
     def text(self) -> str:
         """Return what is printed."""
@@ -29,6 +31,7 @@ class Ready:
             f"phasesplit serves {self.model} on {self.url} (ready in {self.took_s:.1f} s)",
             "",
             *self._machines(),
+            *(f"! {why}" for why in self.degraded),
             "",
             "Talk to it:",
             "",

@@ -19,7 +19,7 @@ from phasesplit.serving.parent import end_with_parent
 
 _LOOK_S, _STOP_S, _CALL_S = 0.5, 5.0, 5.0
 CONNECTORS = ("phasesplit", "nixl", "none")
-_GUARD = 'read -r _; kill -9 "-$1"'
+_GUARD = 'read -r _; kill -9 "-$1" 2>/dev/null'
 """A shell that waits for the end of its input, which is ours, and then ends a process group: vLLM's server dies with
 its parent, but the processes that it has started do not."""
 

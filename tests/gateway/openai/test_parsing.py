@@ -127,6 +127,7 @@ def test_wrong_fields_are_named(
         (completion, {"suffix": "end"}, "suffix"),
         (chat, {"messages": []}, "messages"),
         (chat, {"messages": [{"content": "x"}]}, "messages.0.role"),
+        (chat, {"messages": [{"role": "user"}]}, "messages.0.content"),
         (chat, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         (chat, {"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages.0.content"),
         (chat, {"top_logprobs": 2}, "top_logprobs"),

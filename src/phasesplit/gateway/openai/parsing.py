@@ -62,6 +62,10 @@ def parsed_chat(body: bytes, limits: Limits) -> ChatRequest:
     request = _parsed(ChatRequest, body, limits)
     if len(request.messages) > limits.messages:
         raise _invalid("messages", f"{len(request.messages)} messages, allowed are {limits.messages}")
+    for place, message in enumerate(request.messages):
+        if message.content is None and message.role != "assistant":
+            param = f"messages.{place}.content"
+            raise RequestError(f"{param} is required", param=param, code="missing_required_parameter")
     if request.top_logprobs is not None and not request.logprobs:
         raise _invalid("top_logprobs", "only allowed when logprobs is true")
     if None not in (request.max_tokens, request.max_completion_tokens) and request.most_tokens != request.max_tokens:

@@ -1,0 +1,16 @@
+"""What `phasesplit replay` prints."""
+
+import numpy as np
+import pytest
+
+from phasesplit.cli.replay import _print
+from phasesplit.measuring.replay import Replay, Seen
+
+
+def test_no_answer_is_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table full of `nan ms` would stand over the reason why nothing was answered."""
+    seen = Seen(row=0, due_s=0.0, error="status 400: no")
+    _print(Replay([seen], np.zeros(0), 1.0))
+    said = capsys.readouterr().out
+    assert "nan" not in said
+    assert "1 failed, the first with: status 400: no" in said
