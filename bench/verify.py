@@ -118,14 +118,14 @@ def head(profile: Path, most_per_s: float, asked: argparse.Namespace) -> list[st
 
 
 def verdict(found: dict[str, list[Verification]]) -> list[str]:
-    """Return whether the machine was quiet enough for the figures to say anything of the prediction."""
+    """Return how many runs had to share the workers' cores with what the simulation does not know."""
     runs = [run for own in found.values() for run in own]
     busy = sum(max(run.waited.values()) > QUIET for run in runs)
     if not busy:
         return []
     return [
-        f"**Not a verdict on the prediction:** in {busy} of {len(runs)} runs something else had the workers' cores, "
-        f"and they waited more than {QUIET:.0%} as long as they computed. Run it again on a quiet machine.",
+        f"**Beware:** in {busy} of {len(runs)} runs the workers waited for their cores more than {QUIET:.0%} as long "
+        "as they computed. The simulation does not know what else runs there: gateway, client, and other programs.",
         "",
     ]
 
