@@ -196,6 +196,18 @@ def test_the_client_gets_the_token_machines_first_token(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_first_token_waits_for_a_prompt_machine_that_calls_late(tmp_path: Path) -> None:
+    """Wrong if a token machine that ends a short answer first takes its first token with it."""
+
+    async def test(prompt: Side, token: Side) -> None:
+        prompt.vllm.first = 99
+        await token.post(by(), stream=True)
+        _, text = await prompt.post(to(token), max_tokens=1)
+        assert json.loads(text)["choices"][0]["token_ids"] == [5]
+
+    run(tmp_path, test)
+
+
 def test_a_token_machine_that_says_nothing_does_not_hold_the_answer_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

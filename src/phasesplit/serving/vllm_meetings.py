@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_REMEMBERED = 1_000
+"""First tokens that are kept for a prompt machine that calls late."""
+
 
 class Meeting:
     """One request's.
@@ -38,15 +41,23 @@ class Meeting:
 
 
 class Meetings:
-    """All that somebody is at."""
+    """All that somebody is at, and the first tokens of the latest that have ended.
+
+    A token machine may end a short answer before the prompt machine calls.
+    """
 
     def __init__(self) -> None:
         self._meetings: dict[str, Meeting] = {}
+        self._firsts: dict[str, dict[str, Any]] = {}
 
     @contextmanager
     def at(self, key: str) -> Iterator[Meeting]:
         """Be at the meeting of a key; it ends when both sides have gone."""
-        meeting = self._meetings.get(key) or self._meetings.setdefault(key, Meeting())
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            meeting = self._meetings[key] = Meeting()
+            if key in self._firsts:
+                meeting.tell_first(self._firsts.pop(key))
         meeting.guests += 1
         try:
             yield meeting
@@ -54,3 +65,11 @@ class Meetings:
             meeting.guests -= 1
             if not meeting.guests:
                 del self._meetings[key]
+                self._remember(key, meeting)
+
+    def _remember(self, key: str, meeting: Meeting) -> None:
+        first = meeting.first.result() if meeting.first.done() and not meeting.first.cancelled() else None
+        if first is not None:
+            self._firsts[key] = first
+        if len(self._firsts) > _REMEMBERED:
+            del self._firsts[next(iter(self._firsts))]
