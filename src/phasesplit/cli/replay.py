@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phasesplit.cli.demand import Demand
-from phasesplit.cli.options import option
+from phasesplit.cli.options import Clip, Count, Duration, Rate, option
 from phasesplit.errors import InfeasibleError, SpecError
 
 if TYPE_CHECKING:
@@ -26,18 +26,10 @@ def replay(
     model: Annotated[
         str | None, option("--model", text="Model there; by default the only one.", metavar="NAME")
     ] = None,
-    rate: Annotated[
-        float | None,
-        option("--rate", text="Mean requests per second; by default the workload's own.", metavar="PER_S"),
-    ] = None,
-    duration: Annotated[
-        float | None, option("--duration", text="Seconds of arrivals; by default the workload's own.", metavar="S")
-    ] = None,
-    count: Annotated[int | None, option("--count", text="So many requests instead of a duration.", metavar="N")] = None,
-    clip: Annotated[
-        str | None,
-        option("--clip", text="Make longer prompts and outputs so long.", metavar="PROMPT_TOKENS:OUTPUT_TOKENS"),
-    ] = None,
+    rate: Rate = None,
+    duration: Duration = None,
+    count: Count = None,
+    clip: Clip = None,
     seed: Annotated[int, option("--seed", text="Of arrivals and prompts; by default 0.", metavar="N")] = 0,
     ids: Annotated[
         str,

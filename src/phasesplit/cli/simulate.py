@@ -11,7 +11,7 @@ import typer
 
 from phasesplit.cli.cluster_options import cluster_and_rules
 from phasesplit.cli.demand import Demand
-from phasesplit.cli.options import COMPILING, option
+from phasesplit.cli.options import COMPILING, Count, Duration, Rate, option
 from phasesplit.cli.outputs import checked_outputs, write_outputs
 from phasesplit.cli.progress import Progress
 from phasesplit.errors import SpecError
@@ -41,14 +41,9 @@ def simulate(
     cluster: Annotated[
         str | None, option("--cluster", text="Cluster file instead of --model and --pool.", metavar="YAML")
     ] = None,
-    rate: Annotated[
-        float | None,
-        option("--rate", text="Mean requests per second; by default the workload's own.", metavar="PER_S"),
-    ] = None,
-    duration: Annotated[
-        float | None, option("--duration", text="Seconds of arrivals; by default the workload's own.", metavar="S")
-    ] = None,
-    count: Annotated[int | None, option("--count", text="So many requests instead of a duration.", metavar="N")] = None,
+    rate: Rate = None,
+    duration: Duration = None,
+    count: Count = None,
     arrivals: Annotated[
         str | None,
         option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phasesplit.cli.demand import Demand
-from phasesplit.cli.options import option
+from phasesplit.cli.options import Clip, Count, Duration, Rate, option
 from phasesplit.cli.replay import clipped, span
 from phasesplit.errors import SpecError
 
@@ -29,18 +29,10 @@ def verify(
     workload: Annotated[
         str, typer.Argument(help="Trace file, - for standard input, or a shipped workload.", metavar="TRACE")
     ],
-    rate: Annotated[
-        float | None,
-        option("--rate", text="Mean requests per second; by default the workload's own.", metavar="PER_S"),
-    ] = None,
-    duration: Annotated[
-        float | None, option("--duration", text="Seconds of arrivals; by default the workload's own.", metavar="S")
-    ] = None,
-    count: Annotated[int | None, option("--count", text="So many requests instead of a duration.", metavar="N")] = None,
-    clip: Annotated[
-        str | None,
-        option("--clip", text="Make longer prompts and outputs so long.", metavar="PROMPT_TOKENS:OUTPUT_TOKENS"),
-    ] = None,
+    rate: Rate = None,
+    duration: Duration = None,
+    count: Count = None,
+    clip: Clip = None,
     seed: Annotated[int, option("--seed", text="Of arrivals and prompts; by default 0.", metavar="N")] = 0,
     profile: Annotated[
         Path | None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from phasesplit.cli.options import option
+from phasesplit.cli.options import Home, Join, WorkerName, option
 from phasesplit.cli.worker import KEY_VARIABLE, ROLES, announce, bytes_of, facing, number, say, seconds_of, tell
 from phasesplit.errors import SpecError
 
@@ -21,16 +21,9 @@ def vllm_worker(
             help="Arguments of vLLM's API server, after --, such as -- --dtype float16.", metavar="[ARG]..."
         ),
     ] = None,
-    join: Annotated[
-        str | None, option("--join", text="Gateway to join; without one the worker serves by itself.", metavar="URL")
-    ] = None,
-    name: Annotated[
-        str | None,
-        option("--name", text="Its name, unique in the cluster; by default of host and role.", metavar="NAME"),
-    ] = None,
-    home: Annotated[
-        str, option("--home", text="What it is for; by default unsplit.", metavar="prompt|token|mixed|unsplit")
-    ] = "unsplit",
+    join: Join = None,
+    name: WorkerName = None,
+    home: Home = "unsplit",
     model: Annotated[
         str, option("--model", text="Directory with safetensors, or a hub's name, as vLLM takes it.", metavar="MODEL")
     ] = "",

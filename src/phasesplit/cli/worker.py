@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phasesplit.cli.options import option
+from phasesplit.cli.options import Home, Join, WorkerName, option
 from phasesplit.errors import SpecError
 
 if TYPE_CHECKING:
@@ -19,16 +19,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def worker(
-    join: Annotated[
-        str | None, option("--join", text="Gateway to join; without one the worker serves by itself.", metavar="URL")
-    ] = None,
-    name: Annotated[
-        str | None,
-        option("--name", text="Its name, unique in the cluster; by default of host and role.", metavar="NAME"),
-    ] = None,
-    home: Annotated[
-        str, option("--home", text="What it is for; by default unsplit.", metavar="prompt|token|mixed|unsplit")
-    ] = "unsplit",
+    join: Join = None,
+    name: WorkerName = None,
+    home: Home = "unsplit",
     model: Annotated[
         str,
         option(
