@@ -177,7 +177,8 @@ def be_machine(home: str, core: int, folder: str, orders: Connection) -> None:
     stay_on(core)
     settings = WorkerSettings(
         name=home, epoch=EPOCH, home=home, model=default_model(say=print), model_name="bench", kv_bytes=KV_BYTES,
-        rules=Rules(block_tokens=BLOCK_TOKENS), has_prefix_cache=False, sockets=folder, transfer_host="127.0.0.1",
+        rules=Rules(block_tokens=BLOCK_TOKENS), has_prefix_cache=False, core_share=1.0,
+        sockets=folder, transfer_host="127.0.0.1",
     )  # fmt: skip
     embedded = EmbeddedWorker(settings, lambda happened: [hear(event) for hear, event in happened], lambda _: None)
     embedded.start()

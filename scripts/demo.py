@@ -23,6 +23,7 @@ from phasesplit.files.profile_files import read_profile_file
 from phasesplit.files.serve_files import ServedCluster
 from phasesplit.files.trace_writers import write_trace
 from phasesplit.files.workloads import load_workload
+from phasesplit.measuring.cores import core_plan
 from phasesplit.measuring.live import Live, Run
 from phasesplit.measuring.prediction import NO_OVERHEADS, Twin
 from phasesplit.measuring.prompts import Prompts
@@ -98,8 +99,8 @@ def the_model() -> tuple[str, Path]:
 def capacity_per_s(cluster: ServedCluster) -> float:
     """Return the requests that a cluster is predicted to serve in a second when there is always one that waits."""
     twin = Twin(cluster, read_profile_file(PROFILE), PROFILE)
-    own_cores = {name: core for core, name in enumerate(twin.names)}
-    return twin.predict(requests(200.0, 1.0), NO_OVERHEADS, own_cores).result.throughput_per_s
+    share = core_plan(twin.names).core_share
+    return twin.predict(requests(200.0, 1.0), NO_OVERHEADS, share).result.throughput_per_s
 
 
 def requests(rate_per_s: float, duration_s: float) -> Trace:

@@ -36,7 +36,7 @@ def _machines(cluster: Cluster) -> Iterator[Pool]:
 
 
 def _build(case: Case, pool: Pool) -> default_parts.Build:
-    times, link = pool.times, link_between(pool.machine, pool.machine)
+    times, link = pool.times, pool.link or link_between(pool.machine, pool.machine)
     if case.rules.streaming_slowdown is not None:
         link = replace(link, streaming_slowdown=case.rules.streaming_slowdown)
     return default_parts.Build(

@@ -13,8 +13,10 @@ import pytest
 from phasesplit.cli import run
 from phasesplit.cli.verify import measure_profile
 from phasesplit.engine.fetch import model_path
+from phasesplit.errors import SpecError
 from phasesplit.figures.verify_report import verify_report
 from phasesplit.files.serve_files import load_served_cluster
+from phasesplit.serving.local_workers import Surroundings, worker_commands
 
 CLUSTER = """\
 name: here
@@ -25,6 +27,19 @@ pools:
 serve: {kv_memory: 16MB}
 """
 METRICS = [f"{metric} {share}" for metric in ("TTFT", "TBT", "E2E") for share in ("p50", "p90", "p99")]
+
+
+def test_workers_have_the_share_of_a_core_that_the_file_gives_them(tmp_path: Path) -> None:
+    """Workers of a shared core would be as fast as the system happens to let them."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER.replace("16MB", "16MB, core_share: 0.4"))
+    cluster = load_served_cluster(path)
+    around = Surroundings(gateway="http://127.0.0.1:1", model=Path("m"), model_name="m", sockets="s")
+    commands = [list(command(1)) for command in worker_commands(cluster, around).values()]
+    assert [command[command.index("--core-share") + 1] for command in commands] == ["0.4", "0.4"]
+    path.write_text(CLUSTER.replace("16MB", "16MB, core_share: 0"))
+    with pytest.raises(SpecError, match=r"core_share.* 0, allowed is a number from 0\.01 to 1"):
+        load_served_cluster(path)
 
 
 @pytest.fixture(scope="module")

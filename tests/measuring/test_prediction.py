@@ -1,5 +1,7 @@
 """The simulator's twin of a live cluster: the same KV memory, link and cores, and what was measured on the idle one."""
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +9,14 @@ import numpy as np
 import orjson
 import pytest
 
-from phasesplit.domain.link import Link, link_between
 from phasesplit.domain.request import Trace
 from phasesplit.errors import SpecError
 from phasesplit.files.profile_files import read_profile_file
 from phasesplit.files.serve_files import ServedCluster
-from phasesplit.measuring.cores import core_plan, shared_factors
+from phasesplit.measuring.cores import core_plan, pinned
 from phasesplit.measuring.live import Live, Run, in_order
 from phasesplit.measuring.overheads import idle_overheads, idle_trace
-from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin, as_gateways_expect, equivalent_bytes_per_s
+from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin, as_gateways_expect
 from phasesplit.measuring.replay import Replay, Seen
 from phasesplit.measuring.stages import FRONT, PROMPT, QUEUE, TRANSFER
 from phasesplit.measuring.verify import check_kv
@@ -81,51 +82,64 @@ def test_another_capacity_is_refused_before_anything_is_compared() -> None:
 def test_a_request_alone_takes_what_the_profile_says(tmp_path: Path) -> None:
     """Times of the profile, the link or the front end would be lost on the way into the prediction."""
     cluster = twin(tmp_path, SPLIT)
-    own = {"prompt-0": 0, "token-0": 1}
-    plain = cluster.predict(trace_of((0.0, 100, 5)), NO_OVERHEADS, own).side
+    plain = cluster.predict(trace_of((0.0, 100, 5)), NO_OVERHEADS).side
     assert plain.ttft_s[0] == pytest.approx(0.1, rel=0.02)
     assert plain.e2e_s[0] == pytest.approx(0.1 + float(plain.stages_s[TRANSFER][0]) + 4 * 0.01, rel=1e-6)
     added = Overheads(stages_s={QUEUE: 0.003, FRONT: 0.004}, iteration_s=0.0007, token_s=0.0003)
-    longer = cluster.predict(trace_of((0.0, 100, 5)), added, own).side
+    longer = cluster.predict(trace_of((0.0, 100, 5)), added).side
     assert longer.ttft_s[0] - plain.ttft_s[0] == pytest.approx(0.008)
     assert longer.e2e_s[0] - plain.e2e_s[0] == pytest.approx(0.007 + 5 * 0.001, rel=1e-3)
     assert plain.pairs == [("prompt-0", "token-0")]
 
 
-def test_workers_on_one_core_are_predicted_slower_the_busier_the_other_is(tmp_path: Path) -> None:
-    """Two workers on one core would be predicted as if each had it alone."""
-    requests = [(0.2 * row, 100, 10) for row in range(20)]
-    cluster = twin(tmp_path, SPLIT)
-    apart = cluster.predict(trace_of(*requests), NO_OVERHEADS, {"prompt-0": 0, "token-0": 1})
-    shared = cluster.predict(trace_of(*requests), NO_OVERHEADS, {"prompt-0": 0, "token-0": 0})
-    assert set(apart.factors.values()) == {1.0}
-    assert min(shared.factors.values()) > 1.2
-    assert float(shared.side.e2e_s.mean()) > 1.2 * float(apart.side.e2e_s.mean())
+def test_workers_with_half_a_core_are_predicted_to_take_twice_as_long(tmp_path: Path) -> None:
+    """Workers that share a core would be predicted as if each had it alone."""
+    cluster, trace = twin(tmp_path, SPLIT), trace_of((0.0, 100, 10))
+    whole = cluster.predict(trace, NO_OVERHEADS).side
+    half = cluster.predict(trace, NO_OVERHEADS, 0.5).side
+    computed_s = [float(side.e2e_s[0] - side.stages_s[TRANSFER][0]) for side in (whole, half)]
+    assert computed_s[1] == pytest.approx(2 * computed_s[0], rel=1e-6)
 
 
-def test_a_share_of_a_core_is_what_the_others_leave() -> None:
-    """A worker would be slowed by itself, or by one on another core."""
-    plan = core_plan(["prompt-0", "prompt-1", "token-0"], [4, 6])
-    assert plan == {"prompt-0": 4, "prompt-1": 6, "token-0": 4}
-    busy = {"prompt-0": 0.5, "prompt-1": 0.9, "token-0": 0.2}
-    assert shared_factors(plan, busy) == {"prompt-0": 1.2, "prompt-1": 1.0, "token-0": 1.5}
+@pytest.mark.parametrize(
+    ("workers", "cores", "own", "front", "core_share"),
+    [
+        (["a"], [4, 6], {"a": 6}, {4}, 1.0),
+        (["a", "b"], [0, 1, 2, 3], {"a": 2, "b": 3}, {0, 1}, 1.0),
+        (["a", "b"], [4, 6], {"a": 6, "b": 6}, {4}, 0.45),
+        (["a", "b", "c"], [0, 1, 2], {"a": 1, "b": 2, "c": 1}, {0}, 0.45),
+        (["a", "b"], [3], {"a": 3, "b": 3}, {3}, 0.3),
+    ],
+)
+def test_nobody_takes_the_time_of_another(
+    workers: list[str], cores: list[int], own: dict[str, int], front: set[int], core_share: float
+) -> None:
+    """Iterations would last longer whenever the gateway, the client or another worker wants the core."""
+    plan = core_plan(workers, cores)
+    assert (plan.workers, plan.front, plan.core_share) == (own, front, pytest.approx(core_share))
+    for core in set(own.values()):
+        assert sum(plan.core_share for one in own.values() if one == core) <= 1.0
 
 
-def test_transfers_take_as_long_in_all_as_over_the_link_that_was_measured(tmp_path: Path) -> None:
+def test_the_front_goes_where_it_may_again(tmp_path: Path) -> None:
+    """A second cluster, or a worker started again, would be squeezed onto the gateway's core."""
+    before = os.sched_getaffinity(0)
+    plan = core_plan(["a"], sorted(before))
+    with subprocess.Popen(["sleep", "60"]) as worker:  # noqa: S607 - any program
+        try:
+            with pinned(plan, {"a": worker.pid}, [os.getpid()]):
+                assert os.sched_getaffinity(worker.pid) == {plan.workers["a"]}
+                assert os.sched_getaffinity(0) == plan.front
+        finally:
+            worker.kill()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_transfers_take_as_long_as_over_the_link_that_was_measured(tmp_path: Path) -> None:
     """The simulator would charge shared memory with the costs of a network between servers."""
-    cluster = twin(tmp_path, SPLIT)
-    trace = trace_of((0.0, 100, 5), (0.0, 1000, 5))
-    link = Link(bytes_per_s=2e9, latency_s=2e-3, per_layer_s=5e-5, streaming_slowdown=0.0)
-    found = equivalent_bytes_per_s(link, cluster.model, cluster.times, trace, cluster.rules)
-    assert found > link.bytes_per_s
-
-    def exposed_s(one: Link) -> float:
-        tokens = trace.prompt_tokens
-        last_layer_s = tokens * cluster.model.kv_bytes_per_token / cluster.model.layers / one.bytes_per_s
-        return float((one.latency_s + one.per_layer_s * cluster.model.layers + last_layer_s).sum())
-
-    machine = cluster.machine(found)
-    assert exposed_s(link_between(machine, machine)) == pytest.approx(exposed_s(link), rel=0.05)
+    exposed_s = float(twin(tmp_path, SPLIT).predict(trace_of((0.0, 100, 5)), NO_OVERHEADS).side.stages_s[TRANSFER][0])
+    last_layer_s = 100 * BLOCK_BYTES / 32 / 4 / LINK["bytes_per_s"]
+    assert exposed_s == pytest.approx(LINK["latency_s"] + 4 * LINK["per_layer_s"] + last_layer_s, rel=1e-6)
 
 
 def test_a_split_cluster_needs_a_link(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from driving import done_rows, drive
 from invariants import check_memory
 from phasesplit.domain.cluster import Cluster
-from phasesplit.domain.link import link_between
+from phasesplit.domain.link import Link, link_between
 from phasesplit.domain.request import Trace
 from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
 from phasesplit.simulation.result import Result
@@ -54,6 +54,18 @@ def test_split_request_with_a_serialized_transfer() -> None:
     assert (column(result, "prompt_instance"), column(result, "token_instance")) == ([0], [1])
     assert (result.counts["serialized"], result.counts["layerwise"], result.counts["steps"]) == (1, 0, 2)
     assert result.end_s == pytest.approx(2.0 + prompt_s + transfer_s + 1.0, rel=0, abs=NS)
+
+
+def test_a_measured_link_goes_before_the_network_cards() -> None:
+    """A link within one host would be charged with the costs of a network between servers."""
+    link = Link(bytes_per_s=4 * LINK_BYTES_PER_S, latency_s=0.003, per_layer_s=0.002, streaming_slowdown=0.0)
+    plain = tiny_cluster()
+    measured = replace(plain, pools=tuple(replace(pool, link=link) for pool in plain.pools))
+    sent_s = 200 * TOKEN_TRANSFER_S / 4
+    whole = run(measured, tiny_trace((2.0, 200, 11)), SERIALIZED)
+    assert column(whole, "transfer_exposed_s") == near(sent_s + 0.003)
+    layers = run(measured, tiny_trace((2.0, 200, 11)), LAYERWISE)
+    assert column(layers, "transfer_exposed_s") == near(sent_s / LAYERS + 0.003 + LAYERS * 0.002)
 
 
 def layerwise_latency_s(cluster: Cluster) -> float:

@@ -95,13 +95,15 @@ def basis(found: "Verification") -> list[str]:
         f"{trace.rate_per_s:.2f}/s",
         f"times: {found.profile}",
         f"KV memory: {each} blocks of {found.block_tokens} tokens a worker, the same on both sides",
-        f"cores: {', '.join(f'{name} on {core}' for name, core in found.plan.items())}; on any of them the gateway "
-        f"({found.gateway_share:.0%} of a core) and the client ({found.client_share:.0%})",
+        f"cores: {', '.join(f'{name} on {core}' for name, core in found.plan.workers.items())}; on "
+        f"{' and '.join(map(str, sorted(found.plan.front)))} the gateway ({found.gateway_share:.0%} of a core) and the "
+        f"client ({found.client_share:.0%})",
     ]
-    shared = {name: factor for name, factor in found.factors.items() if factor > 1}
-    if shared:
-        slower = ", ".join(f"{name} x {factor:.2f}" for name, factor in shared.items())
-        lines.append(f"shared cores: iterations are predicted longer by what the others of a core compute: {slower}")
+    share = found.plan.core_share
+    if share < 1:
+        lines.append(
+            f"each worker has {share:.0%} of its core: iterations take {1 / share:.2f} times as long, on both sides"
+        )
     overheads = found.overheads
     parts = ", ".join(f"{1e3 * value:.1f} ms in {stage}" for stage, value in overheads.stages_s.items())
     parts += f" a request; {1e3 * overheads.iteration_s:.2f} ms an iteration, {1e3 * overheads.token_s:.2f} ms a token"

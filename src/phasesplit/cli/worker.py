@@ -62,6 +62,10 @@ def worker(
     prefix_cache: Annotated[
         bool, option("--prefix-cache", text="Keep the KV of prompts for later ones that start the same.")
     ] = False,
+    core_share: Annotated[
+        float,
+        option("--core-share", text="What it uses of its core at most, where several share one; 1.", metavar="SHARE"),
+    ] = 1.0,
     drain: Annotated[
         str, option("--drain", text="Time that requests have to end in when it is told to stop; 30 s.", metavar="S")
     ] = "30 s",
@@ -96,6 +100,8 @@ def worker(
     address = host or facing(gateway)
     if address not in LOOPBACK and not key:
         raise SpecError(f"--host {address}: a worker that others can reach needs a key, --key-file or {KEY_VARIABLE}")
+    if not 0.0 < core_share <= 1.0:
+        raise SpecError.bad("--core-share", core_share, "more than 0 and at most 1")
     rules = served_rules(dict(setting(text) for text in settings or ()), "--set")
     with contextlib.nullcontext(sockets) if sockets else socket_directory() as directory:
         worker_settings = WorkerSettings(
@@ -107,6 +113,7 @@ def worker(
             kv_bytes=bytes_of(kv_memory, "--kv-memory"),
             rules=rules,
             has_prefix_cache=prefix_cache,
+            core_share=core_share,
             sockets=directory,
             transfer_host=number(address, gateway),
         )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from phasesplit.domain.link import Link
 from phasesplit.domain.machine import Machine
 from phasesplit.domain.model import Model
 from phasesplit.domain.profile import PhaseTimes
@@ -27,12 +28,14 @@ class Pool:
         count: How many, >= 1.
         machine: Their type.
         times: Phase times of the cluster's model on that type.
+        link: The way of KV from there, as measured; None: it follows from the machine's network cards.
     """
 
     role: Role
     count: int
     machine: Machine
     times: PhaseTimes
+    link: Link | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,12 +217,12 @@ def _basis(record: Mapping[str, Any]) -> list[str]:
         if name != "added"
     )
     cores = ", ".join(f"{name} on core {core}" for name, core in record["cores"].items())
-    slower = ", ".join(f"{name} x {factor:.2f}" for name, factor in record["shared_core_factors"].items() if factor > 1)
+    share = record["core_share"]
     return [
         f"Phase times: {record['profile']}.",
         f"KV memory: {', '.join(f'{name} {blocks:,}' for name, blocks in record['kv_blocks'].items())} blocks of "
         f"{record['block_tokens']} tokens, the same on both sides.",
-        f"Cores: {cores}." + (f" Shared, so iterations are predicted longer: {slower}." if slower else ""),
+        f"Cores: {cores}." + (f" Each worker has {share:.0%} of its core, on both sides." if share < 1 else ""),
         f"Front end, measured on the idle cluster: {parts}; "
         f"{'added to the prediction' if front['added'] else 'not in the prediction'}.",
         f"The gateway had {record['gateway_share']:.0%} of a core, the client {record['client_share']:.0%}.",

@@ -49,6 +49,7 @@ class ServedCluster:
         port: The same; 0 takes any free one.
         kv_bytes: Memory for KV of each worker.
         has_prefix_cache: Whether workers keep the KV of prompts for later ones that start the same.
+        core_share: What each worker uses of its core at most, 0 to 1.
         limits: Bounds by name, see `gateway.limits.Limits`; whoever builds them checks them.
         client_keys: Any of them lets a client in; empty: no key is needed.
         admin_keys: The same for /admin; empty: nobody may.
@@ -67,6 +68,7 @@ class ServedCluster:
     port: int = 8080
     kv_bytes: int = 512_000_000
     has_prefix_cache: bool = False
+    core_share: float = 1.0
     limits: Mapping[str, Any] = field(default_factory=dict)
     client_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
@@ -89,8 +91,10 @@ def load_served_cluster(path: str | Path) -> ServedCluster:
     content, lines = read_yaml(path)
 
     def where(field: str) -> str:
-        line = lines.get(field.split(".")[0].split("[")[0])
-        return f"{path}, line {line}, {field}" if line else f"{path}, {field}"
+        known = field
+        while known and known not in lines:
+            known = known[: max(known.rfind("."), known.rfind("["), 0)]
+        return f"{path}, line {lines[known]}, {field}" if known else f"{path}, {field}"
 
     spec = checked(content, ServedSpec, where, str(path))
     serve = spec.serve
@@ -109,6 +113,7 @@ def load_served_cluster(path: str | Path) -> ServedCluster:
         port=serve.port,
         kv_bytes=int(serve.kv_memory),
         has_prefix_cache=serve.prefix_cache,
+        core_share=serve.core_share,
         limits=serve.limits,
         client_keys=_keys(serve.keys.clients, path, where("serve.keys.clients")),
         admin_keys=_keys(serve.keys.admin, path, where("serve.keys.admin")),

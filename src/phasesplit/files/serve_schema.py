@@ -9,6 +9,7 @@ from phasesplit.files.schema import Bytes, Name, Spec, quantity_in, whole
 
 MOST_WORKERS = 64
 """Largest pool of processes on one host that is believed."""
+LEAST_CORE_SHARE = 0.01
 
 
 def _role(value: object) -> Role:
@@ -33,6 +34,12 @@ def _port(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 16:
         raise ValueError("a whole number from 0 to 65535")
     return value
+
+
+def _core_share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not LEAST_CORE_SHARE <= value <= 1.0:
+        raise ValueError(f"a number from {LEAST_CORE_SHARE:g} to 1")
+    return float(value)
 
 
 def _flag(value: object) -> bool:
@@ -124,6 +131,7 @@ class ServeSettings(Spec):
         port: The same.
         kv_memory: Memory for KV of each worker.
         prefix_cache: Whether workers keep the KV of prompts.
+        core_share: What each worker uses of its core at most.
         limits: Bounds by name.
         keys: Whose keys are asked for.
         drain: Time that requests have to end in when the cluster is told to stop.
@@ -135,6 +143,7 @@ class ServeSettings(Spec):
     port: Annotated[int, BeforeValidator(_port)] = 8080
     kv_memory: Bytes = 512e6
     prefix_cache: Annotated[bool, BeforeValidator(_flag)] = False
+    core_share: Annotated[float, BeforeValidator(_core_share)] = 1.0
     limits: dict[str, Any] = Field(default_factory=dict)
     keys: KeysSpec = Field(default_factory=KeysSpec)
     drain: Seconds = 30.0

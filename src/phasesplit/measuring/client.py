@@ -25,6 +25,12 @@ class Client:
         self._process.start()
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process.pid is not None  # noqa: S101 - it has been started
+        return self._process.pid
+
     async def replay(self, trace: Trace, url: str, model: str, prompts: Prompts) -> tuple[Replay, float]:
         """Return what came of a trace, and the seconds that the process computed for it.
 

@@ -15,7 +15,7 @@ import orjson
 from phasesplit.domain.request import Trace
 from phasesplit.files.serve_files import ServedCluster
 from phasesplit.measuring.client import Client
-from phasesplit.measuring.cores import core_wait_s, cpu_s, host_cpu_s, pin
+from phasesplit.measuring.cores import CorePlan, core_wait_s, cpu_s, host_cpu_s, pinned
 from phasesplit.measuring.pool_moves import pool_moves
 from phasesplit.measuring.prompts import Prompts
 from phasesplit.measuring.replay import Replay
@@ -114,10 +114,10 @@ class Live:
             others_share=max(others_s, 0.0) / (wall_s * (os.cpu_count() or 1)),
         )
 
-    def pin(self, plan: Mapping[str, int]) -> None:
-        """Let each worker compute on its core alone."""
-        for name, core in plan.items():
-            pin(self.pids[name], core)
+    def placed(self, plan: CorePlan) -> contextlib.AbstractContextManager[None]:
+        """Return what lets workers, gateway and client compute where a plan says until a block ends."""
+        assert self._client is not None  # noqa: S101 - set by `served`
+        return pinned(plan, self.pids, (os.getpid(), self._client.pid))
 
     def _waited_s(self) -> dict[str, float]:
         return {name: core_wait_s(pid) for name, pid in self._running()}

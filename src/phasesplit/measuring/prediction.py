@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from phasesplit.domain.cluster import Cluster, Pool, Role
-from phasesplit.domain.link import Link, layerwise_exposed_s, serialized_time_s
+from phasesplit.domain.link import Link
 from phasesplit.domain.machine import Machine
 from phasesplit.domain.model import Model
 from phasesplit.domain.profile import PhaseTimes
@@ -17,7 +17,6 @@ from phasesplit.errors import SpecError
 from phasesplit.files.serve_files import ServedCluster
 from phasesplit.gateway.estimates import OutputLength
 from phasesplit.measuring.comparison import Side
-from phasesplit.measuring.cores import shared_factors
 from phasesplit.measuring.pool_moves import KINDS
 from phasesplit.measuring.stages import FIRST, STAGES, simulated_stages
 from phasesplit.scheduling.rules import Rules
@@ -27,10 +26,6 @@ from phasesplit.simulation.setup import capacity_blocks
 
 if TYPE_CHECKING:
     from phasesplit.files.profile_schema import LinkFacts, ProfileSpec
-
-_ROUNDS = 4
-"""Simulations until the shares of a core settle."""
-_BUSIEST = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +58,10 @@ class Prediction:
     Attributes:
         result: What it found.
         side: The same, to be compared.
-        factors: Worker to how much longer its iterations take because it shares its core.
     """
 
     result: Result
     side: Side
-    factors: Mapping[str, float]
 
 
 class Twin:
@@ -110,41 +103,28 @@ class Twin:
     @property
     def kv_blocks(self) -> int:
         """KV blocks that each simulated worker has."""
-        cluster = self._cluster(NO_OVERHEADS, dict.fromkeys(self.names, 1.0))
+        cluster = self._cluster(NO_OVERHEADS, 1.0)
         return capacity_blocks(cluster, cluster.pools[0], self.rules)
 
-    def machine(self, nic_bytes_per_s: float) -> Machine:
-        """Return a worker as the simulator has it, its link with that bandwidth."""
-        return replace(self._machine, nic_bytes_per_s=nic_bytes_per_s)
-
     def predict(
-        self, trace: Trace, overheads: Overheads, plan: Mapping[str, int], earlier: Iterable[int] = ()
+        self, trace: Trace, overheads: Overheads, core_share: float = 1.0, earlier: Iterable[int] = ()
     ) -> Prediction:
         """Return what the simulator says of a trace.
 
         Args:
             trace: The requests.
             overheads: What comes on top.
-            plan: Worker to its core: those on one core slow each other.
+            core_share: What each worker has of a core, 0 to 1.
             earlier: Output tokens of what the gateway served before.
         """
         trace = as_gateways_expect(trace, earlier)
-        if self.link is not None:
-            self._machine = self.machine(equivalent_bytes_per_s(self.link, self.model, self.times, trace, self.rules))
-        factors = dict.fromkeys(self.names, 1.0)
-        for _ in range(_ROUNDS):
-            result = simulate(self._cluster(overheads, factors), trace, self.rules)
-            busy = {name: min(pool.busy_share, _BUSIEST) for name, pool in zip(self.names, result.pools, strict=True)}
-            wanted = shared_factors(plan, busy)
-            if all(abs(wanted[name] - factors[name]) < 0.01 for name in self.names):
-                break
-            factors = {name: (wanted[name] + factors[name]) / 2 for name in self.names}
-        return Prediction(result=result, side=self._side(result, overheads), factors=factors)
+        result = simulate(self._cluster(overheads, core_share), trace, self.rules)
+        return Prediction(result=result, side=self._side(result, overheads))
 
-    def _cluster(self, overheads: Overheads, factors: Mapping[str, float]) -> Cluster:
+    def _cluster(self, overheads: Overheads, core_share: float) -> Cluster:
+        times = _longer(self.times.scaled(1 / core_share, 1 / core_share), overheads)
         pools = tuple(
-            Pool(role=Role(role), count=1, machine=self._machine, times=_slower(self.times, overheads, factors[name]))
-            for role, name in zip(self.roles, self.names, strict=True)
+            Pool(role=Role(role), count=1, machine=self._machine, times=times, link=self.link) for role in self.roles
         )
         return Cluster(name="live", model=self.model, pools=pools)
 
@@ -189,46 +169,12 @@ def as_gateways_expect(trace: Trace, earlier: Iterable[int] = ()) -> Trace:
     return replace(trace, expected_tokens=expected)
 
 
-def equivalent_bytes_per_s(link: Link, model: Model, times: PhaseTimes, trace: Trace, rules: Rules) -> float:
-    """Return the bandwidth with which the simulator's link exposes as much of the trace's transfers as the real one.
-
-    The simulator takes the costs of a transfer other than its bytes from the bandwidth, by the paper's measurements
-    between servers. Shared memory within a host has other costs; only their sum over the trace is kept.
-
-    Args:
-        link: The link as measured.
-        model: The model.
-        times: Its phase times.
-        trace: The requests.
-        rules: The rules.
-    """
-    from phasesplit.domain.link import link_between
-
-    tokens = trace.prompt_tokens.astype(np.float64)
-    size, prompt_s = tokens * model.kv_bytes_per_token, times.prompt_time_s(tokens)
-    layerwise = tokens >= (rules.layerwise_from_tokens or 0)
-
-    def exposed_s(one: Link) -> float:
-        streamed = layerwise_exposed_s(size, model.layers, prompt_s, one.bytes_per_s, one.latency_s)
-        whole = serialized_time_s(size, one.bytes_per_s, one.latency_s)
-        return float(np.where(layerwise, streamed + one.per_layer_s * model.layers, whole).sum())
-
-    wanted_s = exposed_s(link)
-    machine = _machine("link", model, model.kv_bytes_per_token * rules.block_tokens, rules)
-    tried = np.geomspace(link.bytes_per_s, 1e4 * link.bytes_per_s, 200)
-    found = [
-        exposed_s(link_between(one, one)) for one in (replace(machine, nic_bytes_per_s=float(rate)) for rate in tried)
-    ]
-    return float(tried[int(np.argmin(np.abs(np.array(found) - wanted_s)))])
-
-
-def _slower(times: PhaseTimes, overheads: Overheads, factor: float) -> PhaseTimes:
-    longer = replace(
+def _longer(times: PhaseTimes, overheads: Overheads) -> PhaseTimes:
+    return replace(
         times,
         prompt_knots_s=times.prompt_knots_s + overheads.iteration_s + overheads.token_s,
         token_knots_s=times.token_knots_s + overheads.iteration_s + overheads.token_s * times.token_knots_requests,
     )
-    return longer.scaled(factor, factor)
 
 
 def _link(facts: "LinkFacts") -> Link:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from phasesplit.engine.checkpoint import open_checkpoint
 from phasesplit.errors import InfeasibleError, SpecError
 from phasesplit.files.serve_files import ServedCluster
 from phasesplit.measuring.comparison import Comparison, Side, compare
-from phasesplit.measuring.cores import core_plan
+from phasesplit.measuring.cores import CorePlan, core_plan
 from phasesplit.measuring.live import CLIENT, GATEWAY, Live, Run, served
 from phasesplit.measuring.overheads import idle_overheads, idle_trace
 from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _OTHERS_SHARE = 0.05
 """Share of the cores that others may have had before it is worth a warning."""
 _WAITED_SHARE = 0.05
-"""The same of what a worker waits for its core, over what it computes."""
+"""The same of what a worker waits for its core beyond what its share makes it wait, over what it computes."""
 _TRUSTED_SHARE = 0.25
 """The same on the idle cluster, above which what was measured there is not its front end."""
-_FRONT_SHARE = 0.1
-"""The same of gateway and client: for models whose iterations take no longer than HTTP."""
+_FRONT_SHARE = 0.5
+"""Share of their own cores that gateway and client may have."""
 _FEW = 100
 """Requests below which a p99 is no more than one of the largest values."""
 _WARM_OUTPUT_TOKENS = 8
@@ -52,8 +52,7 @@ class Verification:
         profile: Where iteration times come from.
         kv_blocks: Worker to KV blocks, the same in the simulation and in the cluster.
         block_tokens: Tokens of a block.
-        plan: Worker to the core that it had.
-        factors: Worker to how much longer its iterations are predicted to take because it shares its core.
+        plan: Which cores workers, gateway and client had, and how much of them.
         overheads: What was added to the simulation.
         adds_overheads: Whether they were.
         comparison: The comparison.
@@ -70,8 +69,7 @@ class Verification:
     profile: str
     kv_blocks: Mapping[str, int]
     block_tokens: int
-    plan: Mapping[str, int]
-    factors: Mapping[str, float]
+    plan: CorePlan
     overheads: Overheads
     adds_overheads: bool
     comparison: Comparison
@@ -99,8 +97,8 @@ async def verify(
 ) -> list[Verification]:
     """Run a cluster, replay traces against it one after the other, simulate each, and compare.
 
-    Each worker has one core to itself; where there are fewer cores than workers, several share one, and the simulation
-    knows.
+    Gateway and client have cores of their own, and so has each worker; where there are too few cores, each worker has a
+    fixed share of one, and the simulation knows.
 
     Args:
         cluster: What to run; nobody else should talk to it.
@@ -119,6 +117,10 @@ async def verify(
         SpecError: The cluster cannot run, or its KV memory is not that of the simulation.
         InfeasibleError: No request was answered.
     """
+    plan = core_plan([f"{role}-{number}" for role, count in cluster.pools.items() for number in range(count)])
+    core_share = min(plan.core_share, cluster.core_share)
+    plan = replace(plan, core_share=core_share)
+    cluster = replace(cluster, core_share=core_share)
     vocabulary = open_checkpoint(model).config.vocab
     ids = range(vocabulary // 4, vocabulary * 3 // 4)  # special tokens stand at the ends
     tell("starting", 0, 1)
@@ -126,23 +128,23 @@ async def verify(
         twin = Twin(cluster, profile, profile_path, threshold_tokens=_threshold_tokens(live))
         kv_blocks = check_kv(twin.kv_blocks, live)
         _check_lengths(traces, live)
-        plan = core_plan(list(live.pids))
-        live.pin(plan)
-        tell("warming up", 0, 1)
-        warm, quiet = warm_trace(traces, len(live.pids)), idle_trace(twin.times, longest_tokens=_longest_tokens(live))
-        await live.ask(warm, Prompts(ids=ids, seed=seed + 1))
-        idle = await live.ask(
-            quiet, Prompts(ids=ids, seed=seed + 2), lambda done: tell("measuring the front end", done, len(quiet))
-        )
-        runs = []
-        for number, trace in enumerate(traces):
-            prompts, total = Prompts(ids=ids, seed=seed + 3 + number), len(trace)
-            runs.append(await live.ask(trace, prompts, lambda done, total=total: tell("replaying", done, total)))  # type: ignore[misc]
+        times = twin.times.scaled(1 / core_share, 1 / core_share)
+        warm, quiet = warm_trace(traces, len(live.pids)), idle_trace(times, longest_tokens=_longest_tokens(live))
+        with live.placed(plan):
+            tell("warming up", 0, 1)
+            await live.ask(warm, Prompts(ids=ids, seed=seed + 1))
+            idle = await live.ask(
+                quiet, Prompts(ids=ids, seed=seed + 2), lambda done: tell("measuring the front end", done, len(quiet))
+            )
+            runs = []
+            for number, trace in enumerate(traces):
+                prompts, total = Prompts(ids=ids, seed=seed + 3 + number), len(trace)
+                runs.append(await live.ask(trace, prompts, lambda done, total=total: tell("replaying", done, total)))  # type: ignore[misc]
         if afterwards is not None:
             await afterwards(live)
     # The gateway lives in this process: simulating while it serves would slow it.
     tell("simulating", 0, 1)
-    overheads, idle_waited = idle_overheads(idle, twin.times, quiet), max(_waited(idle).values(), default=0.0)
+    overheads, idle_waited = idle_overheads(idle, times, quiet), _most_waited(idle, core_share)
     distrust = []
     if adds_overheads and idle_waited > _TRUSTED_SHARE:
         adds_overheads = False
@@ -153,9 +155,9 @@ async def verify(
     earlier = [*warm.output_tokens.tolist(), *quiet.output_tokens.tolist()]
     found = []
     for trace, run in zip(traces, runs, strict=True):
-        predicted = twin.predict(trace, overheads if adds_overheads else NO_OVERHEADS, plan, earlier)
+        predicted = twin.predict(trace, overheads if adds_overheads else NO_OVERHEADS, core_share, earlier)
         earlier += trace.output_tokens.tolist()
-        measured = measured_side(run)
+        measured = measured_side(run, core_share)
         if np.isnan(measured.e2e_s).all():
             raise InfeasibleError(f"no request was answered; the first failed with: {run.replay.seen[0].error}")
         comparison = compare(predicted.side, measured)
@@ -167,7 +169,6 @@ async def verify(
                 kv_blocks=kv_blocks,
                 block_tokens=twin.rules.block_tokens,
                 plan=plan,
-                factors=predicted.factors,
                 overheads=overheads,
                 adds_overheads=adds_overheads,
                 comparison=comparison,
@@ -176,7 +177,7 @@ async def verify(
                 client_share=run.busy_s[CLIENT] / run.replay.wall_s,
                 waited=_waited(run),
                 others_share=run.others_share,
-                warnings=(*distrust, *_doubts(run, comparison), *predicted.result.warnings),
+                warnings=(*distrust, *_doubts(run, comparison, plan), *predicted.result.warnings),
             )
         )
     return found
@@ -211,8 +212,8 @@ def warm_trace(traces: Sequence[Trace], workers: int) -> Trace:
     )
 
 
-def measured_side(run: Run) -> Side:
-    """Return what was measured, as it is compared."""
+def measured_side(run: Run, core_share: float = 1.0) -> Side:
+    """Return what was measured, as it is compared; a worker that computes for all of its share is busy all the time."""
     columns = run.replay.columns()
     failed = columns["error"] != ""
     e2e_s = np.where(failed, np.nan, columns["e2e_s"])
@@ -229,7 +230,7 @@ def measured_side(run: Run) -> Side:
         ],
         wall_s=run.replay.wall_s,
         output_tokens=int(columns["output_tokens"][~failed].sum()),
-        busy={name: run.busy_s[name] / run.replay.wall_s for name in workers},
+        busy={name: run.busy_s[name] / (core_share * run.replay.wall_s) for name in workers},
         moves=run.moves,
     )  # fmt: skip
 
@@ -266,9 +267,15 @@ def _waited(run: Run) -> dict[str, float]:
     return {name: waited_s / max(run.busy_s[name], 1e-3) for name, waited_s in run.waited_s.items()}
 
 
-def _doubts(run: Run, comparison: Comparison) -> list[str]:
+def _most_waited(run: Run, core_share: float) -> float:
+    """Return the most that a worker waited for its core beyond what its share leaves to others."""
+    return max(0.0, max(_waited(run).values(), default=0.0) - (1 / core_share - 1))
+
+
+def _doubts(run: Run, comparison: Comparison, plan: CorePlan) -> list[str]:
     doubts = []
-    waited = {name: share for name, share in _waited(run).items() if share > _WAITED_SHARE}
+    usual = 1 / plan.core_share - 1
+    waited = {name: share for name, share in _waited(run).items() if share - usual > _WAITED_SHARE}
     if waited:
         each = ", ".join(f"{name} {share:.2f} s" for name, share in waited.items())
         doubts.append(f"workers waited for a core while something else had it, for each second they computed: {each}")
@@ -277,11 +284,11 @@ def _doubts(run: Run, comparison: Comparison) -> list[str]:
             f"other processes had {run.others_share:.0%} of this machine's {os.cpu_count()} cores meanwhile, which the "
             "simulation does not know"
         )
-    front_share = (run.busy_s[GATEWAY] + run.busy_s[CLIENT]) / (run.replay.wall_s * (os.cpu_count() or 1))
+    front_share = (run.busy_s[GATEWAY] + run.busy_s[CLIENT]) / (run.replay.wall_s * len(plan.front))
     if front_share > _FRONT_SHARE:
         doubts.append(
-            f"gateway and client had {front_share:.0%} of this machine's {os.cpu_count()} cores, which workers then "
-            "lacked; the simulation does not know"
+            f"gateway and client were busy for {front_share:.0%} of their {len(plan.front)} cores: that "
+            "they wait for one another is not in the prediction"
         )
     late = run.replay.late
     if late.size and (count := int((late > LATE_S).sum())):

@@ -25,8 +25,9 @@ def verification_record(found: Verification) -> dict[str, Any]:
         "profile": found.profile,
         "kv_blocks": dict(found.kv_blocks),
         "block_tokens": found.block_tokens,
-        "cores": dict(found.plan),
-        "shared_core_factors": dict(found.factors),
+        "cores": dict(found.plan.workers),
+        "front_cores": sorted(found.plan.front),
+        "core_share": found.plan.core_share,
         "front_end": {
             "added": found.adds_overheads,
             "iteration_s": found.overheads.iteration_s,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from phasesplit.engine.batch import Batch
-from phasesplit.engine.forward import Forward
+from phasesplit.engine.iteration import Computes
 from phasesplit.scheduling.rules import Rules, Transfer
 from phasesplit.transfer.calibration import link_text, measure_link
 from phasesplit.transfer.chooser import Floats, threshold_tokens
@@ -27,7 +27,7 @@ class Calibrated(NamedTuple):
     text: str
 
 
-def calibrated(post: Post, forward: Forward, rules: Rules, *, transport: str) -> Calibrated:
+def calibrated(post: Post, forward: Computes, rules: Rules, *, transport: str) -> Calibrated:
     """Measure the link and the prompt phase, in about 0.1 s; nothing else may use either meanwhile.
 
     The prompt phase is taken to grow with the prompt alone: attention, which grows faster, would make layer-wise
@@ -61,7 +61,7 @@ def _ruled_tokens(rules: Rules) -> int | None:
     return 0 if rules.transfer is Transfer.LAYERWISE else _NEVER_TOKENS
 
 
-def _prompt_s_per_token(post: Post, forward: Forward) -> float:
+def _prompt_s_per_token(post: Post, forward: Computes) -> float:
     """Return the seconds that a token of a prompt of one block keeps this thread computing: waiting is left out."""
     tokens = post.greeting.layout.block_tokens
     blocks = post.free.take(1)

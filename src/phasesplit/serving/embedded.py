@@ -11,7 +11,9 @@ from phasesplit.engine.cached_file import cache_directory
 from phasesplit.engine.checkpoint import open_checkpoint
 from phasesplit.engine.events import Event
 from phasesplit.engine.forward import Forward
+from phasesplit.engine.iteration import Computes
 from phasesplit.engine.loop import Engine
+from phasesplit.engine.paced import Paced
 from phasesplit.engine.packed import packed_model
 from phasesplit.engine.server_worker import Worker
 from phasesplit.engine.thread import EngineThread
@@ -46,6 +48,7 @@ class WorkerSettings:
         kv_bytes: Memory for KV.
         rules: Settings of the machine-level scheduler.
         has_prefix_cache: Whether it keeps the KV of prompts.
+        core_share: What it uses of its core at most, 0 to 1.
         sockets: Directory of the Unix sockets over which workers of this host share memory.
         transfer_host: Address at which workers of other hosts reach its KV.
     """
@@ -58,6 +61,7 @@ class WorkerSettings:
     kv_bytes: int
     rules: Rules
     has_prefix_cache: bool
+    core_share: float
     sockets: str
     transfer_host: str
 
@@ -108,7 +112,9 @@ class EmbeddedWorker:
             secret=key.encode() if key else None,
         )
         cache = KvCache(config, blocks, memory=pool.blocks)
-        forward = Forward(model, cache)
+        forward: Computes = Forward(model, cache)
+        if settings.core_share < 1.0:
+            forward = Paced(forward, settings.core_share)
         warm_up(say)
         link = calibrated(self._post, forward, settings.rules, transport="unix")
         self._post.outgoing.sent = Sent()  # what was sent to measure is no traffic

@@ -59,6 +59,8 @@ def _command(name: str, role: str, cluster: ServedCluster, around: Surroundings)
         return _vllm_command(fixed, cluster.vllm)
     for field, value in _changed(cluster.rules).items():
         fixed += ["--set", f"{field}={value}"]
+    if cluster.core_share < 1.0:
+        fixed += ["--core-share", f"{cluster.core_share:.4g}"]
     if cluster.has_prefix_cache:
         fixed.append("--prefix-cache")
 

@@ -1,6 +1,6 @@
 """A cluster and its rules as the columns that the kernel runs on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -113,15 +113,8 @@ def layerwise_from_tokens(cluster: Cluster, pool: Pool, rules: Rules) -> float:
 
 
 def _link(pool: Pool, rules: Rules) -> Link:
-    link = link_between(pool.machine, pool.machine)
-    if rules.streaming_slowdown is None:
-        return link
-    return Link(
-        bytes_per_s=link.bytes_per_s,
-        latency_s=link.latency_s,
-        per_layer_s=link.per_layer_s,
-        streaming_slowdown=rules.streaming_slowdown,
-    )
+    link = pool.link or link_between(pool.machine, pool.machine)
+    return link if rules.streaming_slowdown is None else replace(link, streaming_slowdown=rules.streaming_slowdown)
 
 
 def _world(cluster: Cluster, rules: Rules, entities: int, done_rows: int) -> World:
