@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phasesplit.cli import run
-from phasesplit.cli.serve import _asked, traces_url
+from phasesplit.cli.serve import WorkersHere, _asked, traces_url
 from phasesplit.files.serve_files import ServedCluster
 
 FILE = """\
@@ -84,30 +84,33 @@ def test_without_anything_it_is_a_split_of_the_default_model() -> None:
     ("old", "new", "line"),
     [
         ("tiny", "5", "line 2, model: got 5"),
-        ("role: token", "role: tokens", "line 3, pools[1].role: got 'tokens', allowed is prompt or token"),
-        ("count: 2", "count: 0", "line 3, pools[0].count: got 0, allowed is a whole number from 1 to 64"),
-        ("embedded", "dgx-h100", "line 3, pools[0].machine: got 'dgx-h100', allowed is embedded"),
-        ("64MB", "64 cows", "line 7, serve.kv_memory: got '64 cows'"),
+        ("role: token", "role: tokens", "line 5, pools[1].role: got 'tokens', allowed is prompt or token"),
+        ("count: 2", "count: 0", "line 4, pools[0].count: got 0, allowed is a whole number from 1 to 64"),
+        ("embedded", "dgx-h100", "line 4, pools[0].machine: got 'dgx-h100', allowed is embedded"),
+        ("64MB", "64 cows", "line 9, serve.kv_memory: got '64 cows'"),
         ("elastic: false", "elastic: maybe", "line 6, rules, field elastic: got 'maybe', allowed is true or false"),
         ("elastic: false", "spill_tokens: -1", "line 6, rules, field spill_tokens: got -1, allowed is a whole number"),
         ("elastic: false", "block_tokens: 16", "line 6, rules, field block_tokens: got 16, allowed is 32"),
         ("elastic: false", "published: true", "line 6, rules, field published"),
-        ("port: 9000", "port: 99999", "line 7, serve.port: got 99999, allowed is a whole number from 0 to 65535"),
-        ("port", "prot", "line 7, serve.prot: unknown field, did you mean port"),
+        ("port: 9000", "port: 99999", "line 8, serve.port: got 99999, allowed is a whole number from 0 to 65535"),
+        ("port", "prot", "line 8, serve.prot: unknown field, did you mean port"),
         (
             "live_requests: 5",
             "live_request: 5",
-            "line 7, serve.limits, field: unknown name 'live_request', did you mean",
+            "line 10, serve.limits, field: unknown name 'live_request', did you mean",
         ),
         (
             "live_requests: 5",
             "live_requests: -5",
-            "line 7, serve.limits, live_requests: got -5, allowed is a positive number",
+            "line 10, serve.limits, live_requests: got -5, allowed is a positive number",
         ),
+        ("live_requests: 5", "live_requests: .nan", "live_requests: got nan, allowed is a whole number"),
+        ("live_requests: 5", f"live_requests: 1{'0' * 400}", "field live_requests: got 1000"),
+        ("live_requests: 5", "header_s: .inf", "field header_s: got inf, allowed is a number"),
         (
             "live_requests: 5",
             "live_requests: x",
-            "line 7, serve.limits, field live_requests: got 'x', allowed is a whole number",
+            "line 10, serve.limits, field live_requests: got 'x', allowed is a whole number",
         ),
         (
             "  limits:",
@@ -172,10 +175,29 @@ def test_a_damaged_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     """Five restarts and a traceback would stand in for `this file is no model`."""
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + b"\x00" * 60)
-    assert run(["serve", "--port", "0", "--model", str(path)]) == 2
-    said = capsys.readouterr().err.splitlines()  # a worker may have said the same before the gateway
-    assert said[-1].startswith(f"phasesplit: {path}: not a usable GGUF file")
-    assert len(said) <= 3
+    line = told(capsys, "serve", "--port", "0", "--model", str(path))
+    assert line.startswith(f"{path}: not a usable GGUF file")
+
+
+def test_what_only_workers_find_wrong_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A person would read the same sentence five times, from each worker, about each worker, and at the end."""
+    line = told(capsys, "serve", "--port", "0", "--model", "tiny", "--kv-memory", "1kB")
+    assert line.startswith("worker ")
+    assert " cannot run: --kv-memory: got 1000, allowed is" in line
+
+
+def test_the_last_words_of_workers_are_left_out_only_while_the_cluster_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody would learn why a worker of a running cluster is gone, or what it says before it ends."""
+    lines = ("compiling", "phasesplit: no memory", "worker a cannot run: no memory")
+    terminal = WorkersHere()
+    for is_starting in (True, False):
+        terminal.is_starting = is_starting
+        for line in lines:
+            terminal.write("a", line)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"[a] {line}" for line in (lines[0], *lines)]
 
 
 def test_keys_are_read_but_never_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,16 +71,37 @@ def test_it_says_so_until_somebody_listens_and_again_when_nobody_does() -> None:
     asyncio.run(test())
 
 
-def test_a_refusal_is_said_once_with_its_reason() -> None:
-    """Nobody would learn why a worker stays outside, or a log would fill with the same line."""
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409])
+def test_a_refusal_is_final(status: int) -> None:
+    """A worker with a wrong key or another model would knock for ever, and nothing would say that it is no use."""
 
     async def test() -> None:
-        desk, said = Desk(409), list[str]()
+        desk, said = Desk(status), list[str]()
+        listening = Listening("127.0.0.1", 0)
+        await listening.start(desk.app())
+        line = f"http://127.0.0.1:{listening.port} refuses this worker: {status}, another layout"
+        with pytest.raises(SpecError, match=f"^{line}$"):
+            await asyncio.wait_for(announcing(listening.port, said, lambda: False), 10)
+        assert (len(desk.heard), said) == (1, [])
+        await listening.stop()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+def test_trouble_of_a_gateway_is_said_once_and_waited_for(status: int) -> None:
+    """A gateway that has just too much to do would lose its workers, or a log would fill with the same line."""
+
+    async def test() -> None:
+        desk, said = Desk(status), list[str]()
         listening = Listening("127.0.0.1", 0)
         await listening.start(desk.app())
         task = announcing(listening.port, said, lambda: False)
         await until(lambda: len(desk.heard) >= 3)
-        assert said == [f"http://127.0.0.1:{listening.port} does not take this worker: 409, another layout"]
+        assert said == [f"http://127.0.0.1:{listening.port} does not take this worker: {status}, another layout"]
+        desk.status, before = 200, len(desk.heard)
+        await until(lambda: len(desk.heard) > before)
+        assert not task.done()
         task.cancel()
         await listening.stop()
 
@@ -120,7 +141,7 @@ def test_gateways_are_named_by_url_or_by_host(text: str, gateway: tuple[str, str
     assert Gateway.from_text(text) == gateway
 
 
-@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "h:99999", "http://h/path", "http://h:x"])
+@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "h:99999", "http://h/path", "http://h:x", "http://[::1"])
 def test_what_is_no_gateway_is_refused(text: str) -> None:
     """A worker would wait for ever for something that cannot be."""
     with pytest.raises(SpecError, match="allowed is http://HOST:PORT"):

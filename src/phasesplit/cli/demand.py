@@ -34,6 +34,7 @@ class Demand:
         time_unit: Unit of the mapped arrivals.
         skip_bad: Drop wrong rows of a trace file.
         sort: Sort a trace file's rows.
+        place: The option or argument that names the source.
 
     Raises:
         SpecError: A number is not allowed, or options contradict one another.
@@ -51,6 +52,7 @@ class Demand:
     time_unit: str | None = None
     skip_bad: bool = False
     sort: bool = False
+    place: str = "--workload"
 
     def __post_init__(self) -> None:
         for flag, value in (("--rate", self.rate_per_s), ("--duration", self.duration_s)):
@@ -67,7 +69,7 @@ class Demand:
         from phasesplit.files.workloads import workload_names
 
         if self.source not in workload_names():
-            raise SpecError.unknown("--workload (no such file)", self.source, workload_names())
+            raise SpecError.unknown(f"{self.place} (no such file)", self.source, workload_names())
         for flag, given in (
             ("--format", self.layout), ("--columns", self.columns), ("--time-unit", self.time_unit),
             ("--skip-bad", self.skip_bad), ("--sort", self.sort),

@@ -52,7 +52,7 @@ def replay(
     """
     from phasesplit.files.results import REQUEST_ENDINGS, check_output
 
-    demand = Demand(source=workload, rate_per_s=rate, duration_s=duration, count=count, seed=seed)
+    demand = Demand(source=workload, rate_per_s=rate, duration_s=duration, count=count, seed=seed, place="WORKLOAD")
     if requests is not None:
         check_output(requests, REQUEST_ENDINGS, "--requests")
     if not 0 < timeout < float("inf"):

@@ -13,8 +13,11 @@ from phasesplit.errors import SpecError
 
 if TYPE_CHECKING:
     from phasesplit.files.serve_files import ServedCluster
+    from phasesplit.serving.ready import Ready
 
 _OTLP, _OTLP_TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+_LAST_WORD = "phasesplit: "
+"""How the line starts with which a process of ours says why it ends."""
 
 
 def serve(
@@ -107,10 +110,16 @@ def serve(
     )
     with contextlib.ExitStack() as open_files:
         decisions, log_ended = _decisions(log_decisions, open_files)
+        terminal = WorkersHere()
+
+        def tell(ready: "Ready") -> None:
+            terminal.is_starting = False
+            typer.echo(ready.text())
+
         watchers = Watchers(
-            ready=lambda ready: typer.echo(ready.text()),
+            ready=tell,
             say=_say,
-            log=_log(logs),
+            log=_log(logs, terminal),
             decisions=decisions,
             log_ended=log_ended,
             records=_records(log_requests, otlp_endpoint, open_files),
@@ -181,9 +190,28 @@ def _pools(counts: dict[str, int | None]) -> dict[str, int]:
     return {role: count for role, count in asked.items() if count}
 
 
-def _log(directory: str | None) -> Callable[[str, str], None]:
+class WorkersHere:
+    """What workers write, on this terminal.
+
+    A worker that cannot start says why in its last line, and so do its supervisor, the other workers, and this program
+    when it therefore ends. The last one is enough.
+
+    Attributes:
+        is_starting: Not all workers have joined yet; one that cannot start ends the program.
+    """
+
+    def __init__(self) -> None:
+        self.is_starting = True
+
+    def write(self, name: str, line: str) -> None:
+        """Write a line of a worker's log, or about it."""
+        if not (self.is_starting and line.startswith((_LAST_WORD, f"worker {name} cannot run: "))):
+            _say(f"[{name}] {line}")
+
+
+def _log(directory: str | None, terminal: WorkersHere) -> Callable[[str, str], None]:
     if directory is None:
-        return lambda name, line: _say(f"[{name}] {line}")
+        return terminal.write
     from phasesplit.files.worker_logs import WorkerLogs
 
     return WorkerLogs(Path(directory)).write

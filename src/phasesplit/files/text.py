@@ -1,6 +1,7 @@
 """YAML and JSON text as mappings, with what is wrong with it said in one line."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the mapping of a YAML file, and the line of each of its top-level fields.
+    """Return the mapping of a YAML file, and the line of each of its fields: `name`, `name.inner`, `name[0].inner`.
 
     Raises:
         SpecError: It cannot be read, is not YAML, is not a mapping, names a field twice, or uses aliases.
@@ -42,12 +43,28 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         root = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
         top = _checked(path, root)
         content = yaml.SafeLoader("").construct_document(top)
+        lines = dict(_lines(top))
     except (yaml.YAMLError, ValueError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         reason = getattr(problem, "problem", None) or "nested too deeply or not a value"
         raise SpecError(f"{where}: not YAML ({' '.join(str(reason).split())})") from problem
-    return content, {str(key.value): key.start_mark.line + 1 for key, _ in top.value}
+    return content, lines
+
+
+def _lines(node: "yaml.Node", place: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the place of each field below a node, and its line."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = f"{place}.{key.value}" if place else str(key.value)
+            yield inner, key.start_mark.line + 1
+            yield from _lines(value, inner)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield f"{place}[{number}]", value.start_mark.line + 1
+            yield from _lines(value, f"{place}[{number}]")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -16,6 +16,8 @@ _REPEAT_S = 10.0
 _CALL_S = 5.0
 _LOOK_S = 0.25
 _LONGEST_ANSWER_BYTES = 1 << 16
+_NOT_NOW = (408, 425, 429)
+"""Answers from 400 on that say nothing about the worker; every other one below 500 is a refusal."""
 
 
 class Gateway(NamedTuple):
@@ -38,11 +40,11 @@ class Gateway(NamedTuple):
         Raises:
             SpecError: It is none of these.
         """
-        parts = urlsplit(text if "://" in text else f"http://{text}")
         try:
+            parts = urlsplit(text if "://" in text else f"http://{text}")
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
-            port = 0
+            parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname or not port or parts.path not in ("", "/"):
             raise SpecError.bad(where, text, "http://HOST:PORT of a gateway")
         return cls(parts.scheme, parts.hostname, port)
@@ -84,7 +86,9 @@ async def keep_announced(
     has_listener: Callable[[], bool],
     say: Callable[[str], None],
 ) -> None:
-    """Announce a worker, and again whenever nobody listens to its events; endless.
+    """Announce a worker, and again whenever nobody listens to its events; endless, unless it is refused.
+
+    A gateway that cannot be reached, or has trouble of its own, is tried again.
 
     Args:
         gateway: To whom.
@@ -93,12 +97,18 @@ async def keep_announced(
         key: Join key, or None.
         has_listener: Whether somebody listens to its events.
         say: Told what goes wrong twice in a row (a gateway may take a moment to start), once for each thing.
+
+    Raises:
+        SpecError: The gateway refuses the worker, for its key, its model or its name; asking again changes nothing.
     """
+    place = f"{gateway.scheme}://{gateway.host}:{gateway.port}"
     wait_s, before, said = _FIRST_WAIT_S, "", ""
     while True:
-        problem = await asyncio.to_thread(_announced, gateway, {"url": url, "facts": facts()}, key)
+        is_final, problem = await asyncio.to_thread(_announced, gateway, {"url": url, "facts": facts()}, key)
+        if is_final:
+            raise SpecError(f"{place} refuses this worker: {problem}")
         if problem and problem == before and problem != said:
-            say(f"{gateway.scheme}://{gateway.host}:{gateway.port} does not take this worker: {problem}")
+            say(f"{place} does not take this worker: {problem}")
             said = problem
         before, said = problem, said if problem else ""
         await asyncio.sleep(wait_s)
@@ -110,15 +120,16 @@ async def keep_announced(
             quiet_s += _LOOK_S
 
 
-def _announced(gateway: Gateway, content: dict[str, Any], key: str | None) -> str:
-    """Announce once; return what went wrong, nothing where the gateway took it."""
+def _announced(gateway: Gateway, content: dict[str, Any], key: str | None) -> tuple[bool, str]:
+    """Announce once; return whether it was refused for good, and what went wrong, nothing where it was taken."""
     try:
         status, text = gateway.post("/workers", content, key)
     except OSError as problem:
-        return f"not reached ({problem.strerror or problem})"
+        return False, f"not reached ({problem.strerror or problem})"
     if status < 300:
-        return ""
+        return False, ""
+    is_final = 400 <= status < 500 and status not in _NOT_NOW
     try:
-        return f"{status}, {json.loads(text)['error']['message']}"
+        return is_final, f"{status}, {json.loads(text)['error']['message']}"
     except (ValueError, KeyError, TypeError):
-        return f"{status}, {' '.join(text.split())[:200]}"
+        return is_final, f"{status}, {' '.join(text.split())[:200]}"

@@ -21,6 +21,7 @@ from phasesplit.serving.codec import ModelCodec
 
 _Kind = TypeVar("_Kind", Limits, Backlog, BreakerRule)
 _PARTS = ("backlog", "breaker")
+_MOST = 1e18
 
 
 class Sinks(Protocol):
@@ -135,7 +136,8 @@ def _bounds(kind: type[_Kind], settings: Mapping[str, Any], where: str, word: st
         if name not in usual.__dataclass_fields__:
             raise SpecError.unknown(f"{where}, field", str(name), known)
         type_ = type(getattr(usual, name))
-        fits = isinstance(value, bool) if type_ is bool else isinstance(value, int | float) and value == type_(value)
+        is_number = isinstance(value, int | float) and -_MOST <= value <= _MOST  # no nan, and nothing that is no float
+        fits = isinstance(value, bool) if type_ is bool else is_number and value == type_(value)
         if not fits or (isinstance(value, bool) and type_ is not bool):
             allowed = {bool: "true or false", int: "a whole number"}.get(type_, "a number")
             raise SpecError.bad(f"{where}, field {name}", value, allowed)

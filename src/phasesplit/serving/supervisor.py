@@ -191,4 +191,4 @@ def _despair(child: Child, deaths: Sequence[str]) -> str:
 
 
 def _last_words(child: Child) -> str:
-    return " | ".join(line for line in list(child.lines)[-3:] if line.strip()) or "nothing"
+    return " | ".join(line.removeprefix("phasesplit: ") for line in list(child.lines)[-3:] if line.strip()) or "nothing"

@@ -58,7 +58,7 @@ async def run_worker(
         say: Takes one line for the log.
 
     Raises:
-        SpecError: The model or the settings are wrong, or it cannot listen.
+        SpecError: The model or the settings are wrong, it cannot listen, or the gateway refuses it.
     """
     loop = asyncio.get_running_loop()
 
@@ -102,6 +102,9 @@ async def live(
         listening: Its server; stopped at the end.
         ready: Told at once: `url`, and its facts.
         say: Takes one line for the log.
+
+    Raises:
+        SpecError: The gateway refuses it.
     """
     ready({"url": place.url(listening), **worker.facts()})
     announcing = None
@@ -118,7 +121,7 @@ async def live(
         )
     code = 0
     try:
-        if await _told_to_stop(lambda: worker.error is None):
+        if await _told_to_stop(lambda: worker.error is None and not (announcing is not None and announcing.done())):
             if announcing is not None:
                 announcing.cancel()
             worker.drain()
@@ -126,6 +129,8 @@ async def live(
                 [asyncio.create_task(worker.drained(place.drain_s)), asyncio.create_task(_told_to_stop(lambda: True))],
                 return_when=asyncio.FIRST_COMPLETED,
             )
+        elif worker.error is None and announcing is not None:
+            announcing.result()  # raises: it ends no other way
         else:
             say(f"the engine has stopped: {worker.error!r}")
             code = 1
