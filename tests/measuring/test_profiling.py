@@ -240,7 +240,7 @@ def test_too_few_iterations_are_refused() -> None:
 
 
 def test_more_work_never_takes_less_time() -> None:
-    """Noise would make a larger batch faster, and every scheduler would prefer it."""
+    """Noise between sizes far apart would make a larger batch faster, and every scheduler would prefer it."""
     noisy_s = {1: 0.010, 4: 0.009, 16: 0.012, 64: 0.011}
     timed = [Timed(shape=Shape(prompts=1, prompt_tokens=size), runs_s=(taken,)) for size, taken in noisy_s.items()]
     timed += [Timed(shape=Shape(requests=n, context_tokens=8), runs_s=(taken,)) for n, taken in noisy_s.items()]
@@ -249,6 +249,39 @@ def test_more_work_never_takes_less_time() -> None:
         assert (np.diff(knots_s) >= 0).all()
     assert times.prompt_pair_s >= 0
     assert times.token_context_s >= 0
+
+
+def test_a_full_tile_may_take_less_time_than_one_that_is_not() -> None:
+    """Four rows would be told too slow and three too fast, by half the fall between them."""
+    taken_s = {1: 0.010, 2: 0.016, 3: 0.020, 4: 0.016, 5: 0.019, 9: 0.018, 10: 0.017}
+    timed = [Timed(shape=Shape(prompts=1, prompt_tokens=size), runs_s=(taken,)) for size, taken in taken_s.items()]
+    timed += [Timed(shape=Shape(requests=n, context_tokens=8), runs_s=(taken,)) for n, taken in taken_s.items()]
+    knots_s = fit_phase_times(timed, "").prompt_knots_s
+    np.testing.assert_allclose(knots_s[:4], [0.010, 0.016, 0.020, 0.016], rtol=0.01)
+    # From 5 to 9 it is noise, and a last fall would go on below zero.
+    assert (np.diff(knots_s[4:]) >= 0).all()
+
+
+def test_every_number_of_rows_in_tiles_is_timed() -> None:
+    """Between knots, a machine that computes rows in tiles is told wrong by as much as a tile costs."""
+
+    def stepped_s(shape: Shape) -> float:
+        rows = shape.batch_tokens + shape.requests
+        idle_rows = -rows % 6 if rows <= 18 else 0
+        return 0.005 + 0.0025 * rows + 0.003 * idle_rows + 9e-7 * shape.pairs + 2e-6 * shape.context
+
+    machine = Simulated(stepped_s)
+    machine.bounds = replace(BOUNDS, tiled_rows=18)
+    found = machine.profile(budget_s=60.0)
+    assert found.times is not None
+    assert {*range(1, 19)} <= {*found.times.token_knots_requests.tolist()} | {
+        one.shape.requests for one in found.timed if one.is_held_out
+    }
+    for rows in range(1, 19):
+        shape = Shape(requests=rows, context_tokens=500)
+        if float(rows) in found.times.token_knots_requests:
+            true_s = stepped_s(shape)
+            assert abs(relative_error(found.times, Timed(shape=shape, runs_s=(true_s,)))) < 0.01, str(shape)
 
 
 def test_least_squares_under_bounds_are_the_best_there_are() -> None:

@@ -35,6 +35,7 @@ class Bounds:
         has_chunks: Whether a prompt's tokens can be timed behind others of it.
         has_mixed: Whether the phases can be timed in one iteration.
         has_free_context: Whether context is there for nothing; where it is not, its prompts are computed each time.
+        tiled_rows: Up to so many rows each number is timed, >= 0: a machine that computes rows in tiles takes steps.
     """
 
     longest_tokens: int
@@ -45,6 +46,7 @@ class Bounds:
     has_chunks: bool = True
     has_mixed: bool = True
     has_free_context: bool = True
+    tiled_rows: int = 0
 
     def __post_init__(self) -> None:
         for name in ("longest_tokens", "kv_tokens", "most_prompt_tokens", "most_requests"):
@@ -98,6 +100,16 @@ def coarse_grid(bounds: Bounds) -> list[Shape]:
     shapes.append(Shape(prompts=4, prompt_tokens=whole // 4))
     shapes = [shape for shape in shapes if not shape.prompts or shape.prompt_tokens >= bounds.least_prompt_tokens]
     return [shape for shape in dict.fromkeys(shapes) if bounds.allow(shape)]
+
+
+def steps(bounds: Bounds) -> list[Shape]:
+    """Return prompts and token iterations of every number of rows up to `tiled_rows`."""
+    shapes: list[Shape] = []
+    for rows in range(1, bounds.tiled_rows + 1):
+        context = max(min(_SHORT_CONTEXT_TOKENS, bounds.context_tokens(rows) // 2), 1)
+        shapes += [Shape(requests=rows, context_tokens=context), Shape(prompts=1, prompt_tokens=rows)]
+    shapes = [shape for shape in shapes if not shape.prompts or shape.prompt_tokens >= bounds.least_prompt_tokens]
+    return [shape for shape in shapes if bounds.allow(shape)]
 
 
 def held_out(bounds: Bounds, count: int, seed: int) -> list[Shape]:
@@ -188,9 +200,11 @@ def _alone(timed: Sequence[Timed]) -> set[int]:
 
 
 def _left_out(timed: Sequence[Timed], phase: str, knots: Sequence[int]) -> dict[int, float]:
-    """Return by each inner knot how wrongly it is told by a fit without it."""
+    """Return by each inner knot that ends a gap how wrongly it is told by a fit without it."""
     errors = {}
-    for knot in knots[1:-1]:
+    for before, knot, after in zip(knots, knots[1:], knots[2:], strict=False):
+        if after - before == 2:
+            continue  # no number lies between it and the knots beside it
 
         def is_here(one: Timed, knot: int = knot) -> bool:
             size = one.shape.prompt_tokens if phase == "prompt" else one.shape.requests

@@ -20,6 +20,8 @@ from phasesplit.measuring.iterations import Shape
 
 _LEAST_BLOCKS = 2
 _MOST_REQUESTS = 64
+_TILED_ROWS = 24
+"""Rows go through the kernels in tiles of 6: above four tiles, what the last one costs is little."""
 _SEED = 1
 _COMPILING_TOKENS = 40
 _INTERRUPTED_SHARE = 0.005
@@ -74,6 +76,7 @@ class EngineMachine:
             kv_tokens=kv_tokens,
             most_prompt_tokens=min(model.config.context_tokens, kv_tokens),
             most_requests=min(_MOST_REQUESTS, self.blocks),
+            tiled_rows=_TILED_ROWS,
         )
         self._runs = self._interrupted = 0
         self._asked: tuple[Shape, Batch] | None = None

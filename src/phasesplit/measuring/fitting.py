@@ -12,6 +12,8 @@ from phasesplit.measuring.iterations import Shape, Timed
 Floats = NDArray[np.float64]
 
 _MOST_STEPS = 200
+_FALL_STEP = 2
+"""Rows between sizes that count as neighbours: one between them may be held out."""
 
 
 def is_knot(shape: Shape) -> bool:
@@ -23,8 +25,10 @@ def fit_phase_times(timed: Sequence[Timed], source: str) -> PhaseTimes:
     """Return the phase times with the least sum of squared relative errors.
 
     f has a knot at every size of a prompt that was timed alone, g at every number of requests; batches of several
-    prompts and chunks behind others share the knots and set the pair term, contexts set the context term. Knots do not
-    fall and no term is negative: more work never takes less time. Mixed iterations and held-out ones do not count.
+    prompts and chunks behind others share the knots and set the pair term, contexts set the context term. No term is
+    negative. Knots fall only between neighbouring sizes, where a tile of rows becomes full and takes less time: between
+    sizes further apart a fall is noise, and after the last one it would go on for ever. Mixed iterations and held-out
+    ones do not count.
 
     Args:
         timed: Timed iterations; two different prompts alone and two different numbers of requests at least.
@@ -92,8 +96,13 @@ def non_negative(matrix: Floats, target: Floats) -> Floats:
     Source: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
     """
     columns = matrix.shape[1]
-    solution, is_free = np.zeros(columns), np.zeros(columns, np.bool_)
     tolerance = 1e-10 * float(np.abs(matrix.T @ target).max(initial=0.0))
+    # All parts at once are most often the answer; without those that come out negative they are a start.
+    is_free = np.ones(columns, np.bool_)
+    solution = _solved(matrix, target, is_free)
+    while (solution < 0).any():
+        is_free &= solution > 0
+        solution = _solved(matrix, target, is_free)
     for _ in range(_MOST_STEPS):
         gain = np.where(is_free, -np.inf, matrix.T @ (target - matrix @ solution))
         best = int(np.argmax(gain))
@@ -101,8 +110,7 @@ def non_negative(matrix: Floats, target: Floats) -> Floats:
             break
         is_free[best] = True
         while True:
-            trial = np.zeros(columns)
-            trial[is_free] = np.linalg.lstsq(matrix[:, is_free], target, rcond=None)[0]
+            trial = _solved(matrix, target, is_free)
             below = is_free & (trial <= 0)
             if not below.any():
                 break
@@ -115,6 +123,13 @@ def non_negative(matrix: Floats, target: Floats) -> Floats:
     return solution
 
 
+def _solved(matrix: Floats, target: Floats, is_free: NDArray[np.bool_]) -> Floats:
+    """Return the least squares over the free columns, 0 in the others."""
+    solution = np.zeros(matrix.shape[1])
+    solution[is_free] = np.linalg.lstsq(matrix[:, is_free], target, rcond=None)[0]
+    return solution
+
+
 def _fit(
     x: Floats, argument: Floats, sets_knot: NDArray[np.bool_], seconds: Floats, what: str
 ) -> tuple[Floats, Floats, float]:
@@ -122,8 +137,11 @@ def _fit(
     knots = np.unique(x[sets_knot])
     if knots.size < 2:
         raise SpecError.bad(f"profile, {what}", knots.tolist(), "at least two different ones")
-    # Each knot is the one before it and a rise, so that rises of at least 0 make times that do not fall.
-    units = np.tri(knots.size)
+    # Each knot is the one before it and a rise of at least 0, except where times may fall: there it begins anew.
+    may_fall = np.diff(knots, prepend=-np.inf) <= _FALL_STEP
+    may_fall[-1] = False
+    stretch = np.cumsum(may_fall)
+    units = np.tri(knots.size) * (stretch[:, None] == stretch)
     rises = np.stack([_line(x, knots, unit) for unit in units.T], axis=1)
     scale = float(argument.max()) or 1.0
     weighted = np.concatenate([rises, (argument / scale)[:, None]], axis=1) / seconds[:, None]

@@ -9,7 +9,7 @@ import numpy as np
 
 from phasesplit.domain.profile import PhaseTimes
 from phasesplit.errors import SpecError
-from phasesplit.measuring.adaptive import NEEDED, Bounds, candidates, coarse_grid, held_out, prompts_alone
+from phasesplit.measuring.adaptive import NEEDED, Bounds, candidates, coarse_grid, held_out, prompts_alone, steps
 from phasesplit.measuring.fitting import fit_phase_times, predicted_s, relative_error
 from phasesplit.measuring.iterations import Shape, Timed
 
@@ -25,6 +25,8 @@ _LEAST_VISIT_S, _MOST_VISIT_S = 0.02, 1.0
 _FEWEST_RUNS, _FEWEST_LONG_RUNS, _MOST_RUNS = 3, 2, 40
 _COLD_RUN_S = 0.5
 """A first run below this is a warm-up, not counted: caches and clocks settle in it."""
+_STEP_SHARE = 1 / 2
+"""Of such a visit that one of many steps gets."""
 _MOST_VISITS = 6
 _DOUBT_SHARE = 1 / 6
 """Of the error aimed at that a median may be in doubt by."""
@@ -126,7 +128,7 @@ def profile_machine(
     source: str = "",
     on_state: Callable[[State], None] = lambda _: None,
 ) -> Profiled:
-    """Time a machine's iterations: a coarse grid, then by turns held-out ones and the widest gaps, then doubtful ones.
+    """Time a machine's iterations: a coarse grid, by turns held-out ones and steps or the widest gaps, doubtful ones.
 
     Args:
         machine: What is timed.
@@ -187,12 +189,15 @@ class _Session:
             if shape not in self.timed and (has_time or index < NEEDED):
                 self._visit(shape)
         unchecked = [shape for shape in held_out(self._bounds, checks, seed) if shape not in self.timed]
+        untimed = [shape for shape in steps(self._bounds) if shape not in self.timed and shape not in unchecked]
         was_check = True
         while self.elapsed_s < self._budget_s:
-            gap = self._worst_gap()
-            was_check = bool(unchecked) and not (gap and was_check)
+            gap = None if untimed else self._worst_gap()
+            was_check = bool(unchecked) and not ((untimed or gap) and was_check)
             if was_check:
                 self._visit(unchecked.pop(0), is_held_out=True)
+            elif untimed:
+                self._visit(untimed.pop(0), share=_STEP_SHARE)
             elif wanted := gap or self._most_doubtful():
                 self._visit(wanted)
             else:
@@ -218,8 +223,9 @@ class _Session:
             most = max(_CONTEXT_RUNS * longest, self._bounds.most_requests)
             self._bounds = replace(self._bounds, kv_tokens=min(self._bounds.kv_tokens, most))
 
-    def _visit(self, shape: Shape, *, is_held_out: bool = False) -> Timed:
-        """Run an iteration some times, and add the runs to what is known of it."""
+    def _visit(self, shape: Shape, *, is_held_out: bool = False, share: float = 1.0) -> Timed:
+        """Run an iteration some times, for a share of a visit's time, and add the runs to what is known of it."""
+        visit_s = self._visit_s * share
         self._on_state(
             State(
                 elapsed_s=self.elapsed_s,
@@ -233,9 +239,9 @@ class _Session:
         runs_s = list(self._machine.run(shape))
         if runs_s[0] < _COLD_RUN_S:
             runs_s = runs_s[1:]
-        is_long = self._clock() - began_s >= self._visit_s
+        is_long = self._clock() - began_s >= visit_s
         fewest = _FEWEST_LONG_RUNS if is_long else _FEWEST_RUNS
-        while len(runs_s) < fewest or (len(runs_s) < _MOST_RUNS and self._clock() - began_s < self._visit_s):
+        while len(runs_s) < fewest or (len(runs_s) < _MOST_RUNS and self._clock() - began_s < visit_s):
             runs_s += self._machine.run(shape)
         before = self.timed.get(shape) or Timed(shape=shape, runs_s=(), is_held_out=is_held_out)
         self.timed[shape] = before.with_runs(tuple(runs_s))
