@@ -228,7 +228,7 @@ class Pair:
         assert self.token.post is not None
         where = self.token.post.address
         address = Address(where["boot_id"], where["unix"], tuple(where["tcp"]) if where["tcp"] else None)
-        sampling = replace(request.sampling, min_tokens=min(1, request.sampling.min_tokens))
+        sampling = replace(request.sampling, min_tokens=min(request.resumed_tokens + 1, request.sampling.min_tokens))
         transfer = SendKv(key, "t", self.token.epoch, address)
         self.prompt.engine.submit(key, replace(request, max_tokens=1, sampling=sampling, transfer=transfer), heard)
 

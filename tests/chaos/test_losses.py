@@ -6,12 +6,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from chaos.clusters import Cluster, cluster, is_running, wait_until
+from chaos.clusters import Answer, Cluster, cluster, is_running, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -64,18 +65,49 @@ def test_a_token_worker_killed_before_the_first_content_costs_a_pause(healthy: C
         assert given.finish_reason is None
 
 
-def test_a_token_worker_killed_in_mid_stream_ends_with_an_error_event(healthy: Cluster) -> None:
-    """A stream that broke off would look finished, or go on with a gap or a repetition."""
-    expected = healthy.complete("the cat", 1500)
-    pid = healthy.workers()["token-0"]
-    begun = threading.Event()
-    answer = healthy.later("the cat", 1500, lambda text: len(text) > 20 and begun.set())
-    assert begun.wait(30)
-    os.kill(pid, signal.SIGKILL)
-    given = answer()
-    assert given.finish_reason is None
-    assert given.error is not None
-    assert expected.text.startswith(given.text)
+SEEDED = {"temperature": 1.0, "seed": 11, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+
+
+def cut(running: Cluster, at: Sequence[int], **fields: Any) -> Answer:
+    """Stream a completion, and kill the worker of its token phase whenever so many characters have come."""
+    left = list(at)
+
+    def seen(text: str) -> None:
+        if left and len(text) > left[0]:
+            del left[0]
+            (busy,) = {lease["machine"] for lease in running.get("/debug/kv")["leases"] if lease["purpose"] == "token"}
+            running.signal(busy, signal.SIGKILL)
+
+    answer = running.complete("the cat", 1900, seen, **fields)
+    assert not left, "the stream was over before the worker was killed"
+    return answer
+
+
+@pytest.mark.parametrize("pools", [("--prompt", "1", "--token", "2"), ("--unsplit", "2")], ids=["split", "unsplit"])
+def test_a_worker_killed_in_mid_stream_costs_a_pause(pools: tuple[str, ...]) -> None:
+    """A stream would break off, or go on with a gap, a repetition or other tokens."""
+    with cluster(*pools) as running:
+        workers = len(running.workers())
+        continued = 0
+        for at, fields in (((20,), {}), ((20, 300), SEEDED)):
+            expected = running.complete("the cat", 1900, **fields)
+            assert cut(running, at, **fields) == expected
+            continued += len(at)
+            assert running.metric("phasesplit_continued_total") == continued
+            wait_until(lambda: len(running.workers()) == workers)
+        wait_until(running.holds_nothing)
+
+
+def test_a_stream_whose_attempts_are_used_up_ends_with_an_error_event() -> None:
+    """A stream that broke off would look finished, or be tried for ever."""
+    with cluster("--unsplit", "3") as running:
+        expected = running.complete("the cat", 1900)
+        given = cut(running, (20, 200, 400))
+        assert given.finish_reason is None
+        assert given.error is not None
+        assert expected.text.startswith(given.text)
+        assert running.metric("phasesplit_requests_total", outcome="token_lost") == 1
+        wait_until(running.holds_nothing)
 
 
 @pytest.mark.parametrize("worker", ["prompt-0", "token-0"])

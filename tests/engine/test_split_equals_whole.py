@@ -106,6 +106,27 @@ def test_every_way_of_choosing_tokens(model: dict[str, Any], name: str, max_toke
         pair.settle()
 
 
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_an_output_goes_on_elsewhere_as_if_it_had_never_stopped(model: dict[str, Any], name: str) -> None:
+    """Draws would begin again, or penalties and bounds take the output so far for prompt, where a machine was lost."""
+    alone = Machine(**model)
+    for number in range(2):
+        request = asked(prompt(40, number), 14, SAMPLINGS[name])
+        whole = served(alone, request)
+        with Pair(**model) as pair:
+            for resumed in range(1, len(whole.tokens)):
+                going_on = replace(
+                    request,
+                    prompt_ids=(*request.prompt_ids, *whole.ids[:resumed]),
+                    resumed_tokens=resumed,
+                    max_tokens=14 - resumed,
+                )
+                rest = served(alone, going_on)
+                assert [*whole.tokens[:resumed], *rest.tokens] == whole.tokens
+                assert rest.finished == whole.finished
+                demand_equal(rest, *served_split(pair, going_on, f"r{resumed}"))
+
+
 @pytest.mark.parametrize("threshold_tokens", [0, 60])
 @pytest.mark.parametrize("batching", [Batching.WHOLE, Batching.CHUNKED])
 def test_many_at_once(model: dict[str, Any], batching: Batching, threshold_tokens: int) -> None:

@@ -142,11 +142,11 @@ def test_echo_scores_the_prompt_on_one_machine() -> None:
 def test_every_field_of_clients_is_decided_on() -> None:
     """A field would be added to the gateway that the worker silently ignores."""
     fields = set(CompletionRequest.model_fields) | set(ChatRequest.model_fields)
-    decided = {*IN_SAMPLING, *ELSEWHERE, *ASIDE, *OF_CHATS, "min_tokens", "echo"}
+    decided = {*IN_SAMPLING, *ELSEWHERE, *ASIDE, *OF_CHATS, "min_tokens", "echo", "add_special_tokens"}
     assert fields == decided - {"min_p", "return_token_ids"}
     ours = {
-        "add_special_tokens", "min_p", "kv_transfer_params", "prompt_logprobs", "return_token_ids",
-        "return_tokens_as_token_ids",
+        "min_p", "kv_transfer_params", "prompt_logprobs", "return_token_ids",
+        "return_tokens_as_token_ids", "resumed_tokens",
     }  # fmt: skip
     assert set(Body.model_fields) - fields == ours
     assert fields - set(Body.model_fields) == {"messages", "suffix", "response_format", "user"}
@@ -184,6 +184,8 @@ def test_asking_for_nothing_is_no_question() -> None:
         ({"prompt": [1] * 90, "max_tokens": 11}, "prompt"), ({"max_tokens": 2**63 - 1}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "9"}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"resumed_tokens": 3}, "resumed_tokens"), ({"resumed_tokens": -1}, "resumed_tokens"),
+        ({"resumed_tokens": 1, "echo": True}, "resumed_tokens"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"), ({"n": 2}, "n"), ({"best_of": 2}, "best_of"),
         ({"temperature": -1}, "temperature"), ({"temperature": True}, "temperature"), ({"top_p": 0}, "top_p"),
         ({"top_k": -2}, "top_k"), ({"min_p": 1.5}, "min_p"), ({"seed": 1.0}, "seed"), ({"stop": [""]}, "stop"),

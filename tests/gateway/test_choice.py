@@ -93,28 +93,6 @@ def test_machine_that_dies_before_content_is_a_pause(state: State, side: str) ->
     play(scenario())
 
 
-@pytest.mark.parametrize("state", [State.TRANSFERRING, State.WAITING, State.DECODING])
-def test_machine_that_dies_after_content_ends_the_stream_with_an_error(state: State) -> None:
-    """A client would take a torn text for a whole one, or get text twice."""
-
-    async def scenario() -> None:
-        async with Rig(TWICE) as rig:
-            hold(rig, state)
-            call = rig.complete(stream=True)
-            await settle()
-            assert call.text[:1] == "f"
-            of(rig, "token").die()
-            await call.answer()
-            assert call.events[-1]["error"]["code"] == "worker_error"
-            assert all(event["choices"][0]["finish_reason"] is None for event in call.events[:-1])
-            assert rig.records[0]["outcome"] == "token_lost"
-            go(rig)
-            await settle()
-            rig.demand_nothing_held()
-
-    play(scenario())
-
-
 def test_headers_wait_for_content() -> None:
     """A failure after an early 200 could be neither tried again nor answered with its status."""
 
@@ -283,12 +261,10 @@ def test_stalled_token_machine_is_given_up(stream: bool) -> None:
             await rig.pass_time(2.0)
             assert not call.done
             await rig.pass_time(0.5)
-            if stream:
-                assert "error" in call.events[-1]
             assert stalled.given_up["token 2"] == 1
             go(rig)
             await call.answer()
-            assert stream or call.json["choices"][0]["text"] == "fghi"
+            assert (call.text if stream else call.json["choices"][0]["text"]) == "fghi"
             await settle()
             rig.demand_nothing_held()
 

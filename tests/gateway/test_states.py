@@ -45,7 +45,8 @@ TO = {
 class Driver:
     """The smallest driver of the table: it keeps the leases, and writes down how the client was answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_resume: bool = False) -> None:
+        self.can_resume = can_resume
         self.progress = Progress()
         self.leases = Leases()
         self.held: dict[Purpose, Lease] = {}
@@ -55,7 +56,9 @@ class Driver:
     def tell(self, event: Event, attempt: int | None = None) -> tuple[Action, ...]:
         """Take one event, and carry out what the table says."""
         before = self.progress
-        self.progress, actions = step(before, event, most_attempts=MOST_ATTEMPTS, attempt=attempt)
+        self.progress, actions = step(
+            before, event, most_attempts=MOST_ATTEMPTS, attempt=attempt, can_resume=lambda: self.can_resume
+        )
         for action in actions:
             self._carry_out(action, before.state, event)
         return actions
@@ -72,8 +75,8 @@ class Driver:
             self.seen.append(action)
 
 
-def drive(*events: Event) -> Driver:
-    driver = Driver()
+def drive(*events: Event, can_resume: bool = False) -> Driver:
+    driver = Driver(can_resume=can_resume)
     for event in events:
         driver.tell(event)
     return driver
@@ -93,7 +96,8 @@ def test_table_is_as_drawn() -> None:
     drawn = {(line[0], state): cell for line in lines for state, cell in zip(head[1:], line[1:], strict=True)}
     assert head[1:] == [str(state) for state in LIVE]
     absorbed = (Action.ABSORB,)
-    assert drawn == {
+    lost = "queued/failed/queued/failed"
+    assert {entry: lost if cell == "LOST" else cell for entry, cell in drawn.items()} == {
         (str(event), str(state)): "/".join(
             "." if row.actions == absorbed else str(row.state) for row in TABLE[state, event]
         )
@@ -182,7 +186,29 @@ def test_loss_before_content_is_a_pause(state: State, event: Event) -> None:
 
 
 @pytest.mark.parametrize(("state", "event"), [(s, e) for s, e in LOSSES if s is not State.PREFILLING])
-def test_loss_after_content_ends_with_an_error(state: State, event: Event) -> None:
+def test_loss_after_content_is_a_pause_where_others_can_go_on(state: State, event: Event) -> None:
+    """A stream would break off though other machines could go on, start again and repeat text, or be tried for ever."""
+    driver = drive(*TO[state], Event.CONTENT_SENT, can_resume=True)
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        assert driver.progress.attempts == attempt
+        actions = driver.tell(event, attempt)
+        assert driver.leases.blocks() == 0
+        if attempt < MOST_ATTEMPTS:
+            assert (driver.progress.state, driver.seen, actions[-1]) == (State.QUEUED, [], Action.CONTINUE)
+            for way in TO[state]:
+                driver.tell(way)
+    assert (driver.progress.state, driver.seen) == (State.FAILED, [Action.END_WITH_ERROR])
+
+
+@pytest.mark.parametrize("event", [Event.DEADLINE, Event.CANCELLED, Event.NO_CAPACITY, Event.INPUT_REFUSED])
+def test_a_begun_stream_that_finds_no_machine_ends_with_an_error_event(event: Event) -> None:
+    """A status would be written into the middle of a stream."""
+    driver = drive(Event.ASSIGNED, Event.FIRST_TOKEN, Event.CONTENT_SENT, Event.TOKEN_LOST, event, can_resume=True)
+    assert (driver.progress.state, driver.seen) == (State.FAILED, [Action.END_WITH_ERROR])
+
+
+@pytest.mark.parametrize(("state", "event"), [(s, e) for s, e in LOSSES if s is not State.PREFILLING])
+def test_loss_after_content_ends_with_an_error_where_none_can_go_on(state: State, event: Event) -> None:
     """A stream that has begun would start again and repeat text, or end as if all were well."""
     driver = drive(*TO[state], Event.CONTENT_SENT)
     driver.tell(event)
@@ -258,17 +284,20 @@ def reachable() -> set[Progress]:
     found, left = {Progress()}, [Progress()]
     while left:
         before = left.pop()
-        after = {step(before, event, most_attempts=MOST_ATTEMPTS)[0] for event in Event} - found
+        after = {
+            step(before, event, most_attempts=MOST_ATTEMPTS, can_resume=can_resume)[0]
+            for event in Event
+            for can_resume in (lambda: False, lambda: True)
+        } - found
         found |= after
         left += after
     return found
 
 
-def test_no_way_leads_from_content_back_to_the_queue() -> None:
-    """Some order of events would start a request again whose client has content, or try without end."""
+def test_every_way_is_bounded() -> None:
+    """Some order of events would try without end, or keep one attempt's KV for the next."""
     for progress in reachable():
         assert 0 <= progress.attempts <= MOST_ATTEMPTS
-        assert not (progress.sent and progress.state in (State.QUEUED, State.PREFILLING))
         assert not (progress.landed and progress.state is not State.PREFILLING)
 
 
@@ -278,11 +307,10 @@ def test_every_way_can_still_end_and_every_row_is_used() -> None:
     for progress in reachable():
         assert progress.ended or step(progress, Event.DEADLINE, most_attempts=MOST_ATTEMPTS)[0].ended
         for event in Event:
-            after, actions = step(progress, event, most_attempts=MOST_ATTEMPTS)
-            used.add((progress.state, event, after.state, actions))
-    all_rows = {(*entry, row.state, row.actions) for entry, rows in TABLE.items() for row in rows}
-    seam = {(*entry, row.state, row.actions) for entry, rows in TABLE.items() for row in rows if row.when is When.SENT}
-    assert all_rows - used == {row for row in seam if row[0] is State.PREFILLING}
+            for can_resume in (lambda: False, lambda: True):
+                after, actions = step(progress, event, most_attempts=MOST_ATTEMPTS, can_resume=can_resume)
+                used.add((progress.state, event, after.state, actions))
+    assert {(*entry, row.state, row.actions) for entry, rows in TABLE.items() for row in rows} <= used
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -290,14 +318,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.driver = Driver()
+        self.driver = Driver(can_resume=True)
         self.gone = False
 
     @precondition(lambda self: self.driver.progress.ended)
     @rule()
     def begins(self) -> None:
         self.teardown()
-        self.driver = Driver()
+        self.driver = Driver(can_resume=not self.driver.can_resume)
         self.gone = False
 
     @rule(pick=st.integers(0, 9))

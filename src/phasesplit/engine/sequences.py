@@ -170,7 +170,10 @@ def sequence_of(key: str, request: WorkerRequest, on_event: OnEvent, limit: int,
     leg = {SendKv: "prompt", TakeKv: "token"}.get(type(request.transfer), "whole")
     ids = np.zeros(tokens + min(limit, _FIRST_ROOM), np.int32)
     ids[:tokens] = request.prompt_ids
-    stops = StopStrings(request.stop, request.sampling.min_tokens) if request.stop else None
+    resumed = request.resumed_tokens
+    # A stop that began in what another machine put out is the gateway's to find, which has all of the text.
+    stops = StopStrings(request.stop, max(0, request.sampling.min_tokens - resumed)) if request.stop else None
+    given = tokens - resumed
     return Sequence(
         request=request,
         on_event=on_event,
@@ -179,7 +182,7 @@ def sequence_of(key: str, request: WorkerRequest, on_event: OnEvent, limit: int,
         stages=Stages(key, leg, tokens, now_s),
         ids=ids,
         length=tokens,
-        history=History(request.prompt_ids),
+        history=History(request.prompt_ids[:given], request.prompt_ids[given:]),
         stops=stops,
         scores=[Scored(request.prompt_ids[0])],
     )

@@ -103,6 +103,7 @@ class Worker:
             "memory_bytes": resident_bytes(),
             "pid": os.getpid(),
             "version": __version__,
+            "resumes": True,
         }
 
     def own_key(self) -> str:

@@ -89,8 +89,8 @@ class WorkerRequest:
 
     Attributes:
         model: The model's name, as asked for.
-        prompt_ids: The prompt's tokens, at least one.
-        max_tokens: Most output tokens, >= 1; prompt and output fit into the context.
+        prompt_ids: The prompt's tokens, at least one; behind them those of an output that goes on.
+        max_tokens: Most output tokens from here on, >= 1; prompt and output fit into the context.
         sampling: How tokens are chosen.
         stop: Stop strings.
         include_stop: The stop string ends the text instead of being cut.
@@ -102,6 +102,7 @@ class WorkerRequest:
         names_by_id: Where log-probabilities are told, tokens are named by id instead of by text.
         transfer: What happens to the KV; None where this worker takes both phases.
         epoch: The epoch in which the sender believes this worker, None where it does not say.
+        resumed_tokens: Last tokens of `prompt_ids` that another machine has put out already, fewer than all.
     """
 
     model: str
@@ -118,6 +119,7 @@ class WorkerRequest:
     names_by_id: bool = False
     transfer: SendKv | TakeKv | None = None
     epoch: int | None = None
+    resumed_tokens: int = 0
 
     @property
     def wants_prompt_logprobs(self) -> int | None:
@@ -180,6 +182,7 @@ def parsed_request(body: bytes, served: Served, *, seed: int) -> WorkerRequest:
 
 def _request(fields: "Body", served: Served, seed: int) -> WorkerRequest:
     prompt_ids = _prompt_ids(fields, served)
+    resumed = _resumed_tokens(fields, len(prompt_ids))
     transfer, epoch = _transfer(fields.kv_transfer_params)
     request = WorkerRequest(
         model=fields.model,
@@ -196,11 +199,12 @@ def _request(fields: "Body", served: Served, seed: int) -> WorkerRequest:
         names_by_id=bool(fields.return_tokens_as_token_ids),
         transfer=transfer,
         epoch=epoch,
+        resumed_tokens=resumed,
     )
     if fields.stream_options is not None and not request.stream:
         raise _invalid("stream_options", "only allowed when stream is true")
-    if request.sampling.min_tokens > request.max_tokens:
-        raise _invalid("min_tokens", f"{request.sampling.min_tokens} is above max_tokens {request.max_tokens}")
+    if (fields.min_tokens or 0) > request.max_tokens:
+        raise _invalid("min_tokens", f"{fields.min_tokens} is above max_tokens {request.max_tokens}")
     if isinstance(transfer, SendKv) and request.max_tokens != 1:
         raise _invalid("max_tokens", "has to be 1 where the KV is sent away after the prompt phase")
     if isinstance(transfer, TakeKv) and (request.echo or request.prompt_logprobs is not None):
@@ -219,6 +223,15 @@ def _prompt_ids(fields: "Body", served: Served) -> tuple[int, ...]:
     if max(fields.prompt) >= served.vocab:
         raise _invalid("prompt", f"got token id {max(fields.prompt)}, allowed are 0 to {served.vocab - 1}")
     return fields.prompt
+
+
+def _resumed_tokens(fields: "Body", prompt_tokens: int) -> int:
+    resumed = fields.resumed_tokens or 0
+    if resumed >= prompt_tokens:
+        raise _invalid("resumed_tokens", f"got {resumed}, allowed is less than the prompt's {prompt_tokens} tokens")
+    if resumed and (fields.echo or fields.prompt_logprobs is not None):
+        raise _invalid("resumed_tokens", "an output that goes on tells nothing about its prompt again")
+    return resumed
 
 
 def _most_tokens(fields: "Body", prompt_tokens: int, context_tokens: int) -> int:
@@ -255,7 +268,8 @@ def _sampling(fields: "Body", vocab: int, seed: int) -> Sampling:
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
         logit_bias=tuple(fields.logit_bias.items()),
-        min_tokens=fields.min_tokens or 0,
+        # Positions in an output that goes on are counted from its beginning.
+        min_tokens=(fields.resumed_tokens or 0) + fields.min_tokens if fields.min_tokens else 0,
         ignore_eos=bool(fields.ignore_eos),
         stop_token_ids=fields.stop_token_ids,
         logprobs=logprobs,

@@ -174,6 +174,7 @@ class Body(_Wire):
         max_tokens: Most output tokens; None leaves it to the context.
         max_completion_tokens: The same, under its newer name.
         min_tokens: Fewest output tokens.
+        resumed_tokens: So many of the prompt's last ids are output already; bounds count what is still to come.
         n: 1: the gateway asks for each choice on its own.
         best_of: 1.
         temperature: 0 to 2; None is 1.
@@ -206,6 +207,7 @@ class Body(_Wire):
     max_tokens: _Bound | None = None
     max_completion_tokens: _Bound | None = None
     min_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKEN)] | None = None
+    resumed_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKEN)] | None = None
     n: _One | None = None
     best_of: _One | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

@@ -14,6 +14,7 @@ from phasesplit.gateway.body import ClientGoneError, read_body
 from phasesplit.gateway.gateway import Gateway
 from phasesplit.gateway.keys import bearer_key, key_accepted
 from phasesplit.gateway.openai.errors import error_answer, wrong_key
+from phasesplit.gateway.typed import typed_field
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -94,11 +95,11 @@ class AdminPages:
         self._demand_admin(request)
         order = await self._object(request)
         dispatcher, now_s = self._gateway.dispatcher, self._gateway.clock.now_s()
-        name = _field(order, "machine", str)
+        name = typed_field(order, "machine", str)
         if "drain" in order:
-            (dispatcher.drain if _field(order, "drain", bool) else dispatcher.undrain)(name, now_s)
+            (dispatcher.drain if typed_field(order, "drain", bool) else dispatcher.undrain)(name, now_s)
         else:
-            dispatcher.set_home(name, _field(order, "home", str), _field(order, "epoch", int), now_s)
+            dispatcher.set_home(name, typed_field(order, "home", str), typed_field(order, "epoch", int), now_s)
         return await self.pools(request)
 
     async def join(self, request: Request) -> Response:
@@ -110,7 +111,7 @@ class AdminPages:
         elif request.client is None or not _is_here(request.client.host):
             raise RequestError("machines of other hosts need a join key, and this gateway has none", status=403)
         announced = await self._object(request)
-        machine = await self._gateway.fleet.join(_field(announced, "url", str), announced.get("facts"))
+        machine = await self._gateway.fleet.join(typed_field(announced, "url", str), announced.get("facts"))
         return shown({"name": machine.name, "epoch": machine.facts["epoch"]})
 
     def _demand_admin(self, request: Request) -> None:
@@ -148,14 +149,6 @@ def guarded(page: Page) -> Page:
 def shown(page: dict[str, Any], status: int = 200) -> Response:
     """Return a page of JSON."""
     return Response(orjson.dumps(page), status, media_type="application/json")
-
-
-def _field(found: dict[str, Any], name: str, kind: type[Any]) -> Any:
-    if type(found.get(name)) is not kind:
-        raise RequestError(
-            f"{name}: got {found.get(name)!r}, allowed is {kind.__name__}"[:200], param=name, code="invalid_type"
-        )
-    return found[name]
 
 
 def _is_here(host: str) -> bool:

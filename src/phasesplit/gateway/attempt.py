@@ -28,6 +28,7 @@ class Attempt:
         """
         self._choice, self._pair = choice, pair
         self._number = choice.progress.attempts
+        self._emitted = tuple(choice.output.ids)
         # Where the prompt's log-probabilities are wanted, nothing is told before they are here.
         self._prompt_told = asyncio.Event()
 
@@ -40,8 +41,9 @@ class Attempt:
         order, pair, key = self._choice.order, self._pair, self._choice.key
         if pair.same:
             body = whole_leg(
-                order.request, order.index, order.prompt_ids, most_tokens=order.most_tokens, seed=order.seed
-            )
+                order.request, order.index, order.prompt_ids, most_tokens=order.most_tokens, seed=order.seed,
+                emitted=self._emitted,
+            )  # fmt: skip
             return None, body | {"kv_transfer_params": {"key": key, "epoch": pair.token_epoch}}
         legs = split_legs(
             order.request,
@@ -49,6 +51,7 @@ class Attempt:
             order.prompt_ids,
             most_tokens=order.most_tokens,
             seed=order.seed,
+            emitted=self._emitted,
             prompt_transfer={
                 "do_remote_decode": True, "key": key, "peer": pair.token, "peer_epoch": pair.token_epoch,
                 "epoch": pair.prompt_epoch, "address": dict(address),
@@ -105,7 +108,7 @@ class Attempt:
         if self._pair.same:
             self._choice.prompt_started(self._number)
             self._hear_prompt(chunk)
-        elif self._choice.order.request.scores_prompt:
+        elif self._choice.order.request.scores_prompt and not self._emitted:
             await self._prompt_told.wait()
 
     def _hear_times(self, chunk: Chunk) -> None:
@@ -135,7 +138,7 @@ class Attempt:
 
     def _token(self, chunk: Chunk, offset: int, place: int, word: str | None) -> None:
         scored = chunk.scored[offset] if chunk.scored else None
-        self._choice.token(chunk.tokens[offset], scored, place, self._number, word)
+        self._choice.token(chunk.tokens[offset], scored, len(self._emitted) + place, self._number, word)
 
     @staticmethod
     async def _goodbye(chunks: Any) -> None:

@@ -38,7 +38,8 @@ class Choice:
     Attributes:
         order: What is asked for.
         progress: Where it is.
-        output: What the present attempt has made.
+        output: What the present attempt has made, behind what those before it have sent to the client.
+        continued: How often another pair has gone on where one was lost.
         error: What its client is told; None unless it failed with a client to tell.
         stages: When it reached what.
         pair: The machines of the present attempt, or of the last one.
@@ -64,6 +65,9 @@ class Choice:
         self.name = f"{order.number}-{order.index}"
         self._desk, self._hear, self._streams = desk, hear, streams
         self._arrival_s = desk.clock.now_s()
+        self.continued = 0
+        self._emitted = 0  # output tokens of earlier attempts that are kept
+        self._assigned_s = 0.0
         self._avoid: set[str] = set()
         self._legs: dict[str, asyncio.Task[None]] = {}
         self._word: str | None = None
@@ -105,8 +109,8 @@ class Choice:
         order = self.order
         verdict = self._desk.dispatcher.open(
             f"{self.name}.{self.progress.attempts + 1}",
-            len(order.prompt_ids),
-            max(1, order.most_tokens),
+            len(order.prompt_ids) + self._emitted,
+            max(1, order.most_tokens - self._emitted),
             self._desk.clock.now_s(),
             avoid=self._avoid,
             is_retry=self.progress.attempts > 0,
@@ -132,7 +136,13 @@ class Choice:
             error: Why, where this ends the choice or the attempt badly.
         """
         before = self.progress
-        self.progress, actions = step(before, event, most_attempts=self._desk.limits.attempts, attempt=attempt)
+        self.progress, actions = step(
+            before,
+            event,
+            most_attempts=self._desk.limits.attempts,
+            attempt=attempt,
+            can_resume=self._can_resume,
+        )
         if Action.ABSORB in actions:
             self._desk.meters.absorbed(event)
             return False
@@ -177,12 +187,14 @@ class Choice:
             patience_s: See `Desk.patience_s`.
         """
         state, last_s = self.progress.state, self.stages.last_token_s
+        if state is State.QUEUED and self.progress.sent and self.age_s - (last_s or 0.0) > self._desk.limits.idle_s:
+            self.tell(Event.DEADLINE, error=WorkerError("a machine was lost, and no other could go on in time"))
         if self.pair is None or state not in HOLDS_TOKEN:
             return
-        if last_s is None:
+        if last_s is None or state is State.PREFILLING:
             # While its machine gives tokens to others, a prompt only waits for its turn.
             heard_s = self._desk.last_token_s.get(self.pair.prompt, self._arrival_s) - self._arrival_s
-            silent_s = self.age_s - max(heard_s, self.stages.assigned_s or 0.0)
+            silent_s = self.age_s - max(heard_s, self._assigned_s)
             most_s, event = patience_s, Event.PROMPT_LOST
         else:
             silent_s, most_s = self.age_s - last_s, self._desk.limits.idle_s
@@ -209,7 +221,7 @@ class Choice:
 
         It is the better one: the report that the phase began may have come late, or not at all.
         """
-        if self.is_at(attempt):
+        if self.is_at(attempt) and not self._emitted:
             self.stages.prompt_took(times.prompt_s, self.age_s)
 
     def kv_ready(self, attempt: int) -> None:
@@ -232,7 +244,7 @@ class Choice:
         if not self.is_at(attempt):
             return
         if token >= self._desk.codec.vocabulary:
-            event = Event.TOKEN_LOST if place else Event.PROMPT_LOST
+            event = Event.TOKEN_LOST if place > self._emitted else Event.PROMPT_LOST
             self.fault(LegError(f"a machine made token {token}, which the model does not have", event), attempt)
             return
         made = self.output.ids
@@ -245,11 +257,12 @@ class Choice:
             return
         self.output.push(token, scored)
         self._desk.meters.token(self.stages.token(place, self.age_s))
+        is_first = place == self._emitted
         if self.pair is not None:
-            self._desk.last_token_s[self.pair.token if place else self.pair.prompt] = self._desk.clock.now_s()
-        if place == 0:
+            self._desk.last_token_s[self.pair.prompt if is_first else self.pair.token] = self._desk.clock.now_s()
+        if is_first:
             self._desk.dispatcher.first_token(self.key, self._desk.clock.now_s())
-        event = Event.TOKEN if place else Event.FIRST_TOKEN
+        event = Event.FIRST_TOKEN if is_first else Event.TOKEN
         if self.output.is_stopped:
             event = Event.STOPPED
         elif word is not None or self.output.is_last:
@@ -269,7 +282,9 @@ class Choice:
             if self._streams and not self.progress.ended:
                 self._piece()
         elif action is Action.SEND_LEGS:
-            self.stages.assigned_s = self.age_s
+            self._assigned_s = self.age_s
+            if not self._emitted:
+                self.stages.assigned_s = self.age_s
             self._legs = self._desk.send_legs(self)
         elif action is Action.CANCEL_PROMPT or action is Action.CANCEL_TOKEN:
             self._call_off(action, key, event)
@@ -279,10 +294,13 @@ class Choice:
             self.output.finish(self._word)
             if self._streams:
                 self._piece()
-        elif action is Action.REASSIGN:
-            self._again()
+        elif action is Action.REASSIGN or action is Action.CONTINUE:
+            self._again(keeps=action is Action.CONTINUE)
         elif action in ANSWERS:
             self.error = client_error(action, event, error, self._desk.limits)
+
+    def _can_resume(self) -> bool:
+        return self.order.can_resume(tells_output=self._desk.fleet.resumes)
 
     def _piece(self) -> None:
         piece = self.output.piece()
@@ -304,14 +322,18 @@ class Choice:
             return
         if not leg.done() and leg is not asyncio.current_task():
             leg.cancel()
-        elif side == "prompt" and self.pair is not None and self.order.most_tokens > 1:
+        elif side == "prompt" and self.pair is not None and self.order.most_tokens - self._emitted > 1:
             # Its answer is here, so there is no connection left to close; what it keeps would stay for the lease.
             self._desk.abort(self.pair.prompt, key, str(event))
 
-    def _again(self) -> None:
+    def _again(self, *, keeps: bool) -> None:
         self._desk.retried(self)
-        self.output = Output(self.order, self._desk.codec)
-        self.stages.forget_attempt()
+        if keeps:
+            self.continued += 1
+            self._emitted = len(self.output.ids)
+        else:
+            self.output = Output(self.order, self._desk.codec)
+            self.stages.forget_attempt()
         self._word = None
         if self.progress.attempts == 1:
             asyncio.get_running_loop().call_soon(self.start)

@@ -20,15 +20,21 @@ class Codec(Protocol):
     vocabulary: int
     stop_token_ids: frozenset[int]
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a prompt, the start of the text included where the model wants one."""
+    def encode(self, text: str, *, has_start: bool = True) -> list[int]:
+        """Return the ids of a prompt.
+
+        Args:
+            text: The prompt.
+            has_start: Whether the start of the text comes first, where the model wants one.
+        """
 
     def chat(self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> list[int]:
         """Return the ids of a chat's prompt.
 
         Args:
             messages: As the client sent them; a content is text or None.
-            given: Further names for the template.
+            given: Further names for the template; `add_special_tokens` is true where the start of the text goes before
+                what the template makes, which usually writes its own.
 
         Raises:
             SpecError: The template refuses the messages.

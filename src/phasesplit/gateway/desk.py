@@ -153,6 +153,7 @@ class Desk:
         """Take note that a choice's attempt has been given up, and another will follow."""
         self._forget(choice)
         self.meters.retries += 1
+        self.meters.continued += choice.progress.sent
 
     def ended(self, choice: Choice) -> None:
         """Take note that a choice has ended."""
@@ -214,6 +215,7 @@ def record(choice: Choice) -> Record:
         "prompt_tokens": len(order.prompt_ids),
         "output_tokens": len(choice.output.ids),
         "attempts": choice.progress.attempts,
+        "continued": choice.continued,
         "prompt_machine": pair.prompt if pair else None,
         "token_machine": pair.token if pair else None,
         "ended_s": choice.age_s,

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 from phasesplit.errors import RequestError, WorkerError
 from phasesplit.gateway.clock import Clock, Timer
 from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.typed import typed_field
 from phasesplit.gateway.verdicts import Lost
 from phasesplit.gateway.worker import LegError, WorkerClient
 
@@ -136,6 +137,11 @@ class Fleet:
         """Return where a machine takes KV."""
         machine = self._machines.get(name)
         return machine.facts.get("address") or {} if machine is not None else {}
+
+    @property
+    def resumes(self) -> bool:
+        """Whether every machine tells an output that goes on from its prompt, so that draws and penalties go on too."""
+        return all(machine.facts.get("resumes") is True for machine in self._machines.values() if not machine.is_lost)
 
     async def abort(self, name: str, key: str, why: str) -> None:
         """Let a machine drop what it keeps for an attempt."""
@@ -308,10 +314,5 @@ def _checked(facts: Any) -> str:
         raise RequestError("facts: not an object", param="facts", code="invalid_type")
     kinds = {"name": str, "epoch": int, "home": str, "capacity_blocks": int}
     for name, kind in kinds.items():
-        if type(facts.get(name)) is not kind:
-            raise RequestError(
-                f"facts.{name}: got {facts.get(name)!r}, allowed is {kind.__name__}",
-                param=f"facts.{name}",
-                code="invalid_type",
-            )
+        typed_field(facts, name, kind, "facts.")
     return str(facts["name"])

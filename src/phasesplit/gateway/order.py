@@ -35,6 +35,22 @@ class Order:
     seed: int
     stop_token_ids: frozenset[int]
 
+    def can_resume(self, *, tells_output: bool) -> bool:
+        """Return whether other machines can go on behind the output so far as if they had made it.
+
+        What a grammar allows next is in no token. A machine that takes the output so far for prompt would not count it
+        for presence and frequency (repetition counts both), and would begin the draws of a seed again.
+
+        Args:
+            tells_output: Whether the machines tell an output that goes on from its prompt.
+        """
+        request = self.request
+        if request.is_constrained:
+            return False
+        has_penalty = bool(request.presence_penalty or request.frequency_penalty)
+        is_repeatable = request.seed is not None and request.temperature != 0
+        return tells_output or not (has_penalty or is_repeatable)
+
     def scanner(self) -> StopScanner:
         """Return what finds the choice's stops."""
         return StopScanner(
@@ -85,7 +101,7 @@ def _prompts(request: Sampled, codec: Codec) -> list[tuple[Sequence[int], str]]:
     found: list[tuple[Sequence[int], str]] = []
     for prompt in request.prompt if isinstance(request, CompletionRequest) else ():
         if isinstance(prompt, str):
-            found.append((_encoded(prompt, codec), prompt if request.has_echo else ""))
+            found.append((_encoded(prompt, request, codec), prompt if request.has_echo else ""))
             continue
         if max(prompt) >= codec.vocabulary:
             raise _not_an_id("prompt", max(prompt), codec)
@@ -94,15 +110,17 @@ def _prompts(request: Sampled, codec: Codec) -> list[tuple[Sequence[int], str]]:
     return found
 
 
-def _encoded(prompt: str, codec: Codec) -> Sequence[int]:
+def _encoded(prompt: str, request: Sampled, codec: Codec) -> Sequence[int]:
     try:
-        return codec.encode(prompt)
+        return codec.encode(prompt, has_start=request.wants_start)
     except SpecError as error:
         raise RequestError(f"prompt: {error}", param="prompt", code="invalid_value") from None
 
 
 def _chat(request: ChatRequest, codec: Codec) -> tuple[Sequence[int], str]:
     given = {name: value for name, value in extras(request).items() if name in FOR_TEMPLATES and value is not None}
+    if request.add_special_tokens:
+        given["add_special_tokens"] = True
     try:
         return codec.chat([_told(place, message) for place, message in enumerate(request.messages)], given), ""
     except SpecError as error:

@@ -15,31 +15,31 @@ assigned         prefilling      .                     .                .       
 prompt_started   .               prefilling            .                .                .
 first_token      .               waiting/transferring  .                .                .
 kv_ready         .               prefilling            waiting          .                .
-token            .               failed/queued/failed  decoding         decoding         decoding
+token            .               LOST                  decoding         decoding         decoding
 last_token       .               done                  done             done             done
 stopped          .               done                  done             done             done
 content_sent     .               .                     transferring     waiting          decoding
 client_gone      failed          failed                failed           failed           failed
-deadline         failed/refused  failed/failed         failed/failed    failed/failed    failed/failed
-cancelled        failed/refused  failed/failed         failed/failed    failed/failed    failed/failed
-no_capacity      failed/refused  .                     .                .                .
-input_refused    refused         failed/refused        failed/refused   failed/refused   failed/refused
-worker_refused   .               failed/queued/failed  failed/queued/failed  failed/queued/failed  failed/queued/failed
-prompt_lost      .               failed/queued/failed  failed/queued/failed  .           .
-token_lost       .               failed/queued/failed  failed/queued/failed  failed/queued/failed  failed/queued/failed
-transfer_failed  .               failed/queued/failed  failed/queued/failed  failed/queued/failed  failed/queued/failed
+deadline         failed/failed/refused  failed/failed  failed/failed    failed/failed    failed/failed
+cancelled        failed/failed/refused  failed/failed  failed/failed    failed/failed    failed/failed
+no_capacity      failed/failed/refused  .              .                .                .
+input_refused    failed/refused  failed/refused        failed/refused   failed/refused   failed/refused
+worker_refused   .               LOST                  LOST             LOST             LOST
+prompt_lost      .               LOST                  LOST             .                .
+token_lost       .               LOST                  LOST             LOST             LOST
+transfer_failed  .               LOST                  LOST             LOST             LOST
 ```
 
-failed/queued/failed: once the client has content, the stream ends with an error event; before that the request goes
-back to the queue while it has attempts left; else the answer is a 5xx. Continuing elsewhere after content would be a
-change of the first of the three (`_lost`), and of nothing else; until then no request is prefilling with content sent.
+LOST is queued/failed/queued/failed: once the client has content, the output goes on elsewhere behind the tokens that
+are here, while attempts are left and machines can do so exactly; else the stream ends with an error event. Before
+content the request starts again from nothing while it has attempts left; else the answer is a 5xx.
 
 Two machines report on two connections, so their reports may cross. KV that is ready before the first token is
 remembered; a token of the token phase that overtakes `kv_ready` implies it, for no token leaves a machine before its
 KV is whole. A token that comes while the prompt phase runs has no such excuse: the attempt is given up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -94,8 +94,8 @@ class Action(StrEnum):
 
     `emit` adds the token to the answer, `finish` ends it normally, `end_with_error` ends a begun stream with an error
     event. `answer_4xx` repeats the refusal's own message; `answer_503` carries Retry-After. `reassign` drops the tokens
-    that no client has seen and asks for another pair. A release of a side without a reservation (one machine took both
-    phases) does nothing.
+    that no client has seen and asks for another pair; `continue` keeps all tokens and asks for one that goes on. A
+    release of a side without a reservation (one machine took both phases) does nothing.
     """
 
     RESERVE_PROMPT = "reserve_prompt"
@@ -108,6 +108,7 @@ class Action(StrEnum):
     EMIT = "emit"
     FINISH = "finish"
     REASSIGN = "reassign"
+    CONTINUE = "continue"
     END_WITH_ERROR = "end_with_error"
     ANSWER_4XX = "answer_4xx"
     ANSWER_502 = "answer_502"
@@ -119,6 +120,7 @@ class When(Enum):
     """The condition of a row; rows of an entry are tried in order, and the last is always ALWAYS."""
 
     ALWAYS = "always"
+    RESUME = "the client has content, machines can go on behind it, and attempts are left"
     SENT = "the client has content"
     RETRY = "the client has no content, and attempts are left"
     LANDED = "all KV arrived before the first token"
@@ -147,7 +149,7 @@ class Progress:
         state: Where it is.
         attempts: Pairs assigned so far, >= 0; events of machines carry the number of the attempt they belong to.
         landed: All KV has arrived, though the first token has not.
-        sent: The client has content: from here on a second start would repeat text.
+        sent: The client has content: from here on a second start would repeat text; another pair goes on instead.
     """
 
     state: State = State.QUEUED
@@ -215,9 +217,10 @@ def _ended(state: State, answer: Action, end: State = State.FAILED) -> tuple[Row
 
 
 def _lost(state: State) -> tuple[Row, ...]:
-    """Return the rows of an event that costs an attempt. The first is where continuing elsewhere would start."""
+    """Return the rows of an event that costs an attempt."""
     dropped = _dropped(state)
     return (
+        Row(When.RESUME, State.QUEUED, (*dropped, Action.CONTINUE)),
         Row(When.SENT, State.FAILED, (*dropped, Action.END_WITH_ERROR)),
         Row(When.RETRY, State.QUEUED, (*dropped, Action.REASSIGN)),
         Row(When.ALWAYS, State.FAILED, (*dropped, Action.ANSWER_502)),
@@ -226,7 +229,11 @@ def _lost(state: State) -> tuple[Row, ...]:
 
 def _queue_end(answer: Action) -> tuple[Row, ...]:
     """Return the rows of an end in the queue: a failure only if machines have worked for the request."""
-    return (Row(When.TRIED, State.FAILED, (answer,)), Row(When.ALWAYS, State.REFUSED, (Action.ANSWER_503,)))
+    return (
+        Row(When.SENT, State.FAILED, (Action.END_WITH_ERROR,)),
+        Row(When.TRIED, State.FAILED, (answer,)),
+        Row(When.ALWAYS, State.REFUSED, (Action.ANSWER_503,)),
+    )
 
 
 def _always(state: State, *actions: Action) -> tuple[Row, ...]:
@@ -245,7 +252,7 @@ def _filled() -> dict[tuple[State, Event], tuple[Row, ...]]:
         (queued, Event.DEADLINE): _queue_end(Action.ANSWER_502),
         (queued, Event.CANCELLED): _queue_end(Action.ANSWER_503),
         (queued, Event.NO_CAPACITY): _queue_end(Action.ANSWER_503),
-        (queued, Event.INPUT_REFUSED): _always(State.REFUSED, Action.ANSWER_4XX),
+        (queued, Event.INPUT_REFUSED): _ended(queued, Action.ANSWER_4XX, State.REFUSED),
         (prefilling, Event.PROMPT_STARTED): _always(prefilling),
         (prefilling, Event.FIRST_TOKEN): (
             Row(When.LANDED, waiting, (Action.RELEASE_PROMPT, Action.EMIT)),
@@ -282,7 +289,12 @@ TABLE = _filled()
 
 
 def step(
-    progress: Progress, event: Event, *, most_attempts: int, attempt: int | None = None
+    progress: Progress,
+    event: Event,
+    *,
+    most_attempts: int,
+    attempt: int | None = None,
+    can_resume: Callable[[], bool] = bool,
 ) -> tuple[Progress, tuple[Action, ...]]:
     """Return where a request is after an event, and what to do.
 
@@ -292,10 +304,11 @@ def step(
         most_attempts: How many pairs a request may be given in all, >= 1.
         attempt: The attempt that the reporting machine works for; an event of another one is absorbed. None for events
             of the client and of the gateway itself.
+        can_resume: Returns whether other machines would go on behind the tokens so far as this attempt's would have.
     """
     if attempt is not None and attempt != progress.attempts:
         return progress, (Action.ABSORB,)
-    row = _chosen(TABLE[progress.state, event], progress, most_attempts)
+    row = _chosen(TABLE[progress.state, event], progress, most_attempts, can_resume=can_resume)
     after = Progress(
         state=row.state,
         attempts=progress.attempts + (event is Event.ASSIGNED and row.state is not progress.state),
@@ -305,12 +318,13 @@ def step(
     return after, row.actions
 
 
-def _chosen(rows: Sequence[Row], progress: Progress, most_attempts: int) -> Row:
+def _chosen(rows: Sequence[Row], progress: Progress, most_attempts: int, *, can_resume: Callable[[], bool]) -> Row:
     """Return the first row whose condition holds."""
     if len(rows) == 1:
         return rows[0]
     holds = {
         When.ALWAYS: True,
+        When.RESUME: progress.sent and progress.attempts < most_attempts and can_resume(),
         When.SENT: progress.sent,
         When.RETRY: not progress.sent and progress.attempts < most_attempts,
         When.LANDED: progress.landed,

@@ -24,16 +24,17 @@ class ModelCodec:
         self.stop_token_ids = frozenset(config.stop_token_ids)
         self._tokenizer, self._template = tokenizer, template
 
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with the start token where the model wants one."""
-        return self._tokenizer.encode(text)
+    def encode(self, text: str, *, has_start: bool = True) -> list[int]:
+        """Return the tokens of a text, with the start token where that is asked for and the model wants one."""
+        return self._tokenizer.encode(text, has_start=has_start)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> list[int]:
         """Return the tokens of a chat, up to where the assistant's answer starts.
 
         Args:
             messages: As the client sent them.
-            given: Further names for the template; `add_generation_prompt` is one of them.
+            given: Further names for the template; `add_generation_prompt` is one of them, and `add_special_tokens` puts
+                the start token before what it makes.
 
         Raises:
             SpecError: The model has no chat template, or the template refuses the messages.
@@ -42,8 +43,9 @@ class ModelCodec:
             raise SpecError("this model has no chat template; use /v1/completions")
         names = dict(given)
         wanted = names.pop("add_generation_prompt", True)
+        has_start = names.pop("add_special_tokens", False)
         text = self._template.render(messages, has_generation_prompt=bool(wanted), **names)
-        return self._tokenizer.encode(text, has_start=False)
+        return self._tokenizer.encode(text, has_start=bool(has_start))
 
     def token_bytes(self, token: int) -> bytes:
         """Return what a token stands for, nothing for a special token."""

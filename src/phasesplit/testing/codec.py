@@ -23,7 +23,7 @@ class ByteCodec:
         self._bytes = (*(bytes([token]) for token in range(END)), b"")
         self._names = (*(raw.decode("utf-8", "replace") for raw in self._bytes[:END]), "<end>")
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, has_start: bool = True) -> list[int]:  # noqa: ARG002 - it has no start
         """Return the bytes of a text."""
         return list(text.encode())
 

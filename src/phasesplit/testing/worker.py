@@ -71,6 +71,7 @@ class FakeWorker:
         given_up: How often a request was called off from outside, by stage.
         aborted: Keys given up by order.
         roles: Pools it was told, in order.
+        resumes: It tells an output that goes on from its prompt.
         is_dead: It has been killed.
     """
 
@@ -87,8 +88,9 @@ class FakeWorker:
         context_tokens: int = 4096,
         model: str = "fake",
         layout: Mapping[str, Any] | None = None,
+        resumes: bool = True,
     ) -> None:
-        self.name, self.epoch = name, epoch
+        self.name, self.epoch, self.resumes = name, epoch, resumes
         self.faults: dict[str, LegError] = {}
         self.prompt_s = self.token_s = 0.0
         self.held: dict[str, int] = {}
@@ -153,6 +155,7 @@ class FakeWorker:
             "context_tokens": self._context, "waiting_prompts": 0, "running": len(self.held), "held": dict(self.held),
             "pending_tokens": 0, "steps": 0, "tokens": 0, "started_s": 0.0, "transfers": {}, "threshold_tokens": 256,
             "version": "fake",
+            "resumes": self.resumes,
         } | changed  # fmt: skip
 
     async def prompt_leg(self, body: Mapping[str, Any]) -> Chunk:
@@ -178,7 +181,7 @@ class FakeWorker:
         self.seen.append(dict(body))
         key = str((body.get("kv_transfer_params") or {}).get("key", ""))
         self._take(key, body)
-        prompt, most = body["prompt"], body["max_tokens"]
+        most = body["max_tokens"]
         try:
             if "do_remote_prefill" in (body.get("kv_transfer_params") or {}):
                 await self._reach("accept")
@@ -190,7 +193,7 @@ class FakeWorker:
             for place in range(most):
                 if place:
                     await self._pause(self.token_s)
-                    token = self._rule(prompt, place)
+                    token = self._at(body, place)
                 await self._reach(f"token {place}")
                 ends = token == END and not body.get("ignore_eos") and place >= body.get("min_tokens", 0)
                 finish = "stop" if ends else "length" if place == most - 1 else None
@@ -241,7 +244,12 @@ class FakeWorker:
         self.report({"prompt_started": key})
         await self._pause(self.prompt_s)
         await self._reach("prompt")
-        return self._rule(body["prompt"], 0)
+        return self._at(body, 0)
+
+    def _at(self, body: Mapping[str, Any], place: int) -> int:
+        """Return the token at a place behind the prompt, of which the last ids may be output already."""
+        resumed = body.get("resumed_tokens", 0)
+        return self._rule(body["prompt"][: len(body["prompt"]) - resumed], resumed + place)
 
     async def _send(self, key: str, token: int) -> None:
         try:

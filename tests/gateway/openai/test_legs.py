@@ -114,7 +114,9 @@ def test_echo_asks_the_prompt_machine_about_the_prompt() -> None:
 
 def test_every_field_has_its_test() -> None:
     """A field would be added to the wire without a decision on what the legs do with it."""
-    elsewhere = {"model", "prompt", "messages", "stream_options", "max_completion_tokens", "top_logprobs"}
+    elsewhere = {
+        "model", "prompt", "messages", "stream_options", "max_completion_tokens", "top_logprobs", "add_special_tokens",
+    }  # fmt: skip
     fields = set(CompletionRequest.model_fields) | set(ChatRequest.model_fields)
     assert fields == (set(SAME) | set(DIFFERENT) | elsewhere) & fields
     assert {*SAME, *DIFFERENT} - fields == {"priority", "min_p", "return_token_ids"}

@@ -18,6 +18,9 @@ sends the client whichever copy comes first.
 | echo                                 | prompt_logprobs, if any are wanted  | left out                             |
 | what only a chat template reads      | left out                            | left out                             |
 | all others                           | as sent                             | as sent                              |
+
+Where an output goes on after the loss of a machine, its tokens so far follow the prompt's, `resumed_tokens` says how
+many they are, and the bounds are those of what is still to come.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +32,7 @@ from phasesplit.gateway.openai.requests import FOR_TEMPLATES, Sampled
 _DERIVED = frozenset({
     "prompt", "n", "best_of", "suffix", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "stream",
     "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "echo", "logprobs", "top_logprobs",
-    "return_token_ids", "messages", *FOR_TEMPLATES,
+    "return_token_ids", "resumed_tokens", "messages", *FOR_TEMPLATES,
 })  # fmt: skip
 """Fields that the legs do not simply repeat."""
 
@@ -56,6 +59,7 @@ def split_legs(
     *,
     most_tokens: int,
     seed: int,
+    emitted: Sequence[int] = (),
     prompt_transfer: Mapping[str, Any],
     token_transfer: Mapping[str, Any],
 ) -> Legs:
@@ -65,35 +69,48 @@ def split_legs(
         request: The client's request.
         choice: Which choice, 0 to `choice_count` - 1; n choices of the first prompt come first.
         prompt_ids: The choice's prompt.
-        most_tokens: Most output tokens, >= 0.
+        most_tokens: Most output tokens in all, >= 0.
         seed: The gateway's seed for this request, 0 to 2**63 - 1; the same for every attempt.
+        emitted: The output so far, fewer than `most_tokens`, where it goes on.
         prompt_transfer: The prompt machine's kv_transfer_params: where the KV goes.
         token_transfer: The token machine's kv_transfer_params: where the KV comes from.
     """
-    shared = _shared(request, choice, prompt_ids, seed)
-    prompt = shared | _of_prompt(request) | _bounds(request, 1) | {"stream": False}
-    if most_tokens <= 1:
+    shared = _shared(request, choice, prompt_ids, seed, emitted)
+    left = most_tokens - len(emitted)
+    prompt = shared | _of_prompt(request, emitted) | _bounds(request, 1, emitted) | {"stream": False}
+    if left <= 1:
         return Legs(prompt, None)
-    token = shared | _bounds(request, most_tokens) | _streamed()
+    token = shared | _bounds(request, left, emitted) | _streamed()
     return Legs(
         prompt | {"kv_transfer_params": dict(prompt_transfer)}, token | {"kv_transfer_params": dict(token_transfer)}
     )
 
 
 def whole_leg(
-    request: Sampled, choice: int, prompt_ids: Sequence[int], *, most_tokens: int, seed: int
+    request: Sampled,
+    choice: int,
+    prompt_ids: Sequence[int],
+    *,
+    most_tokens: int,
+    seed: int,
+    emitted: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Return the body for one machine that takes both phases; see `split_legs`."""
     # No engine computes zero tokens: one is asked for, and dropped.
-    bounds = _bounds(request, max(1, most_tokens))
-    return _shared(request, choice, prompt_ids, seed) | _of_prompt(request) | _streamed() | bounds
+    bounds = _bounds(request, max(1, most_tokens - len(emitted)), emitted)
+    shared = _shared(request, choice, prompt_ids, seed, emitted)
+    return shared | _of_prompt(request, emitted) | _streamed() | bounds
 
 
-def _shared(request: Sampled, choice: int, prompt_ids: Sequence[int], seed: int) -> dict[str, Any]:
+def _shared(
+    request: Sampled, choice: int, prompt_ids: Sequence[int], seed: int, emitted: Sequence[int]
+) -> dict[str, Any]:
     """Return the fields that are the same for every machine that works on a choice."""
     sent = request.model_dump(exclude_unset=True, exclude=set(_DERIVED))
     body = {name: value for name, value in sent.items() if name not in _DERIVED and value is not None}
-    body["prompt"] = list(prompt_ids)
+    body["prompt"] = [*prompt_ids, *emitted]
+    if emitted:
+        body["resumed_tokens"] = len(emitted)
     if request.seed is not None:
         # Source: vllm/v1/engine/parallel_sampling.py, a choice's seed is the request's plus the choice's number.
         body["seed"] = _wrapped(request.seed + choice % (request.n or 1))
@@ -117,14 +134,14 @@ def _wrapped(seed: int) -> int:
     return (seed + _SEEDS) % (2 * _SEEDS) - _SEEDS
 
 
-def _of_prompt(request: Sampled) -> dict[str, Any]:
-    """Return the fields that ask something about the prompt itself."""
-    return {"prompt_logprobs": request.scored_tokens} if request.scores_prompt else {}
+def _of_prompt(request: Sampled, emitted: Sequence[int]) -> dict[str, Any]:
+    """Return the fields that ask something about the prompt itself, which is told once."""
+    return {"prompt_logprobs": request.scored_tokens} if request.scores_prompt and not emitted else {}
 
 
-def _bounds(request: Sampled, most: int) -> dict[str, Any]:
-    """Return the bounds on output tokens."""
-    least = min(request.min_tokens or 0, most)
+def _bounds(request: Sampled, most: int, emitted: Sequence[int]) -> dict[str, Any]:
+    """Return the bounds on output tokens that are still to come."""
+    least = min(max(0, (request.min_tokens or 0) - len(emitted)), most)
     return {"max_tokens": most} | ({"min_tokens": least} if least else {})
 
 

@@ -77,6 +77,8 @@ class Sampled(_Wire):
         logit_bias: By token id, -100 to 100.
         user: Passed on.
         response_format: Passed on where the machines can keep to it.
+        add_special_tokens: Extension: the model's start token comes first; None is true for prompts, and false for
+            chats, whose templates write their own.
     """
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
@@ -99,6 +101,7 @@ class Sampled(_Wire):
     logit_bias: Biases = None
     user: Annotated[str, Field(max_length=1024)] | None = None
     response_format: ResponseFormat | None = None
+    add_special_tokens: bool | None = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -146,9 +149,22 @@ class Sampled(_Wire):
         return bool((self.model_extra or {}).get("return_token_ids"))
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether the output is held to a grammar."""
+        form, more = self.response_format, self.model_extra or {}
+        return (form is not None and form.type != "text") or any(
+            value and (name.startswith("guided_") or name == "structured_outputs") for name, value in more.items()
+        )
+
+    @property
     def shows_special_tokens(self) -> bool:
         """Whether special tokens have a text in the output. Extension of vLLM."""
         return (self.model_extra or {}).get("skip_special_tokens") is False
+
+    @property
+    def wants_start(self) -> bool:
+        """Whether a completion's prompt in text begins with the model's start token. Extension of vLLM."""
+        return self.add_special_tokens is not False
 
     @property
     def choice_count(self) -> int:
