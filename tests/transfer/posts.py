@@ -4,6 +4,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,6 +139,10 @@ class Pair:
         self.prompt.close()
         self.token.close()
         self.folder.cleanup()
+
+
+OpenPair = Callable[..., Pair]
+"""Opens a pair with settings of `Pair`; the test closes none."""
 
 
 def be_a_prompt_machine(way: str, address: dict[str, object], layers: int) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import os
 import signal
 import socket
@@ -22,7 +21,7 @@ from phasesplit.transfer.receiver import POISON
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.tcp import TcpChannel
 from transfer import wires
-from transfer.wires import LAYOUT, TRANSPORTS, Receiving, Wire, eventually, open_files
+from transfer.wires import LAYOUT, TRANSPORTS, Receiving, Wire, eventually, none_left_open, open_files
 
 WITH_PROCESSES = ["shared-memory", "tcp"]
 OpenWire = Callable[..., Wire]
@@ -53,13 +52,6 @@ def held_after_close(wire: Wire) -> int:
         wire.receiver.release(lease.number, wire.now_s)
     wire.close()
     return wire.receiver.used_bytes
-
-
-def none_left_open(before: int) -> bool:
-    """Return whether no more descriptors are open than before; mapped memory has one of its own."""
-    if open_files() > before:
-        gc.collect()
-    return open_files() <= before
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64])
@@ -268,7 +260,7 @@ def test_frame_outside_its_reservation_fails_that_transfer_alone(open_wire: Open
     other, reservation = wire.reserve(8, "other"), wire.reserve(8)
     lie = replace(reservation, blocks=(reservation.blocks[1], reservation.blocks[1] + 1))
     wire.sender.forget(reservation)
-    wire.sender._queue.clear()  # the receiver is not told
+    wire.sender._outbound.clear()  # the receiver is not told
     wire.sender.open(lie, (0, 1), 1_000.0)
     wire.sender.send(lie, 0)
     eventually(lambda: wire.sender.state(lie) is Departure.FAILED, wire.both)

@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,30 +26,12 @@ from phasesplit.transfer.receiver import Receiver
 from phasesplit.transfer.sender import Sender
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
 from phasesplit.transfer.states import Arrival, Departure
-from transfer.posts import WAYS, Pair
-from transfer.test_conformance import none_left_open
-from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_files, open_sockets
+from transfer.posts import OpenPair, Pair
+from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_sockets
 
 KEY = b"a cluster's key"
 PROMPT = Greeting(machine="prompt-0", epoch=1, layout=LAYOUT)
 TOKEN = Greeting(machine="token-0", epoch=3, layout=LAYOUT, blocks=BLOCKS)
-OpenPair = Callable[..., Pair]
-
-
-@pytest.fixture(params=WAYS)
-def open_pair(request: pytest.FixtureRequest) -> Iterator[OpenPair]:
-    """Open pairs over a transport; after the test no handle may be open."""
-    before = open_files()
-    opened: list[Pair] = []
-
-    def opening(**settings: object) -> Pair:
-        opened.append(Pair(request.param, **settings))
-        return opened[-1]
-
-    yield opening
-    while opened:
-        opened.pop().close()
-    assert none_left_open(before)
 
 
 class Eavesdropper:

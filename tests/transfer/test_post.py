@@ -1,6 +1,6 @@
 """Posts of two machines: orders and offers in every order, over both transports, with machines that come and go."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,27 +18,8 @@ from phasesplit.transfer.post import Post
 from phasesplit.transfer.shared_memory import SharedPool
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.timing import Patience
-from transfer.posts import WAYS, Pair
-from transfer.test_conformance import none_left_open
+from transfer.posts import OpenPair, Pair
 from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_files, open_sockets
-
-OpenPair = Callable[..., Pair]
-
-
-@pytest.fixture(params=WAYS)
-def open_pair(request: pytest.FixtureRequest) -> Iterator[OpenPair]:
-    """Open pairs over a transport; after the test no handle may be open."""
-    before = open_files()
-    opened: list[Pair] = []
-
-    def opening(**settings: object) -> Pair:
-        opened.append(Pair(request.param, **settings))
-        return opened[-1]
-
-    yield opening
-    while opened:
-        opened.pop().close()
-    assert none_left_open(before)
 
 
 @pytest.mark.parametrize("first", ["order", "offer"])

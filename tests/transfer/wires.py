@@ -1,6 +1,7 @@
 """Both ends of a transfer, joined by any transport, with a clock that tests move."""
 
 import functools
+import gc
 import importlib.util
 import os
 import sys
@@ -218,6 +219,13 @@ def send_in_another_process() -> None:
 def open_files() -> int:
     """Return how many descriptors this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def none_left_open(before: int) -> bool:
+    """Return whether no more descriptors are open than before; mapped memory has one of its own."""
+    if open_files() > before:
+        gc.collect()
+    return open_files() <= before
 
 
 def open_sockets() -> int:

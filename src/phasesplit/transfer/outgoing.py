@@ -9,7 +9,8 @@ from phasesplit.transfer.layout import Greeting
 from phasesplit.transfer.links import Address, Link, boot_id
 from phasesplit.transfer.nixl_channel import NixlMemory
 from phasesplit.transfer.offers import Reservation
-from phasesplit.transfer.sender import Payload, Sender
+from phasesplit.transfer.outbound import Payload
+from phasesplit.transfer.sender import Sender
 from phasesplit.transfer.states import Departure
 from phasesplit.transfer.timing import Clock, Patience
 

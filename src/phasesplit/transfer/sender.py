@@ -1,23 +1,23 @@
-"""The sending end: what waits for it, which frames go next, and what became of each transfer.
+"""The sending end: which transfers wait for it, and what became of each.
 
 It knows no socket and no clock. Blocks are read when a channel takes the frame, so the caller keeps them unchanged from
 `send` until `may_free`.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.errors import TransferError
-from phasesplit.transfer.checksum import checksum
 from phasesplit.transfer.departures import Departures, Leaving, Transfer
 from phasesplit.transfer.layout import Greeting
 from phasesplit.transfer.meeting import Caller, Identity
 from phasesplit.transfer.messages import LONGEST_TEXT_BYTES, Kind, Message, reason_text
 from phasesplit.transfer.offers import Reservation, read_offer
-from phasesplit.transfer.runs import Run, runs
+from phasesplit.transfer.outbound import Outbound, Payload
+from phasesplit.transfer.runs import runs
 from phasesplit.transfer.states import DEPARTURE_TABLE, Departure, DepartureEvent
 
 FRAME_BYTES = 2 * 1024 * 1024
@@ -31,8 +31,6 @@ UNORDERED_S = 30.0
 
 MOST_UNORDERED = 1_000
 """How many offers without an order are kept."""
-
-Payload = NDArray[np.uint8]
 
 
 class Sender:
@@ -60,9 +58,8 @@ class Sender:
         self._frame_blocks = max(1, frame_bytes // greeting.layout.block_bytes)
         self._departures = Departures()
         self._caller = Caller(greeting, secret, looks_for)
-        self._queue: deque[Run | Message] = deque([self._caller.hello()])
-        self._prepared: tuple[Message, Payload | None] | None = None
-        self._in_channel = 0
+        self._outbound = Outbound(pool)
+        self._outbound.add(self._caller.hello())
         self._lost = ""
         self.receiver: Greeting | None = None
         self.absorbed: Counter[str] = Counter()
@@ -70,9 +67,7 @@ class Sender:
     @property
     def queued_bytes(self) -> int:
         """Bytes of blocks that no channel has taken yet: the back-pressure that a caller sees."""
-        block_bytes = self._greeting.layout.block_bytes
-        queued = sum(entry.blocks for entry in self._queue if isinstance(entry, Run))
-        return block_bytes * queued
+        return self._outbound.queued_bytes
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -169,7 +164,7 @@ class Sender:
             return
         ours, theirs, places = leaving.blocks, reservation.blocks, range(first, end)
         for run in runs(reservation.transfer, layer, ours, theirs, places, self._frame_blocks):
-            self._queue.append(run)
+            self._outbound.add(run)
             leaving.queued += 1
 
     def send_all(self, transfer: Transfer) -> None:
@@ -221,13 +216,13 @@ class Sender:
         leaving = self._departures.find(transfer)
         if leaving.reservation is None or not leaving.blocks:
             return True
-        return leaving.is_over and (channel_idle or self._in_channel != leaving.reservation.transfer)
+        return leaving.is_over and (channel_idle or self._outbound.in_channel != leaving.reservation.transfer)
 
     @property
     def is_sending_in_vain(self) -> bool:
         """Whether what a channel took last is of a transfer that has failed or was forgotten."""
-        leaving = self._departures.of_number(self._in_channel)
-        return self._in_channel > 0 and (leaving is None or leaving.state is Departure.FAILED)
+        leaving = self._departures.of_number(self._outbound.in_channel)
+        return self._outbound.in_channel > 0 and (leaving is None or leaving.state is Departure.FAILED)
 
     def forget(self, transfer: Transfer) -> None:
         """Drop what is known of a transfer that has ended; of one that has not, abort it first."""
@@ -252,25 +247,19 @@ class Sender:
     def lost(self, why: str) -> None:
         """Take note that the channel ended in any way: what is not complete has failed."""
         self._lost = self._lost or why
-        self._queue.clear()
-        self._prepared = None
+        self._outbound.clear()
         for leaving in self._departures.every():
             self._happen(leaving, DepartureEvent.PEER_LOST, why)
 
     def head(self) -> tuple[Message, Payload | None] | None:
         """Return what a channel should take next, the same until `taken`, or None."""
-        if self._prepared is None and self._queue:
-            entry = self._queue[0]
-            self._prepared = (entry, None) if isinstance(entry, Message) else self._frame(entry)
-        return self._prepared
+        return self._outbound.head()
 
     def taken(self) -> None:
         """Take note that the channel took what `head` returned."""
-        message = self._queue.popleft()
-        self._prepared = None
-        if isinstance(message, Run) or message.kind is Kind.NOTE:
-            self._in_channel = message.transfer
-            leaving = self._departures.of_number(message.transfer)
+        number = self._outbound.taken()
+        if number is not None:
+            leaving = self._departures.of_number(number)
             assert leaving is not None  # noqa: S101 - what ends leaves the queue
             leaving.queued -= 1
             if leaving.is_sent:
@@ -305,9 +294,10 @@ class Sender:
         """Prove who we are, or take note of who the receiver is."""
         try:
             if message.kind is Kind.CHALLENGE:
-                self._queue.append(self._caller.proof(message.text))
+                self._outbound.add(self._caller.proof(message.text))
             else:
                 self.receiver = self._caller.met(message.text)
+                self._outbound.epoch = self.receiver.epoch
         except TransferError as error:
             self.lost(str(error))
 
@@ -350,23 +340,9 @@ class Sender:
             raise TransferError(f"transfer {leaving.key} is {leaving.state.name.lower()}: it was not opened")
         return leaving, leaving.reservation, leaving.unsent
 
-    def _frame(self, run: Run) -> tuple[Message, Payload]:
-        payload = self._pool[run.layer, run.source : run.source + run.blocks].reshape(-1)
-        assert self.receiver is not None  # noqa: S101 - nothing is queued before it
-        return Message(
-            Kind.FRAME,
-            self.receiver.epoch,
-            run.transfer,
-            run.layer,
-            run.target,
-            run.blocks,
-            checksum(payload),
-            len(payload),
-        ), payload
-
     def _say(self, kind: Kind, transfer: int, text: bytes = b"", checksum: int = 0) -> None:
         if self.receiver is not None and not self._lost:
-            self._queue.append(Message(kind, self.receiver.epoch, transfer, text=text, checksum=checksum))
+            self._outbound.add(Message(kind, self.receiver.epoch, transfer, text=text, checksum=checksum))
 
     def _end(self, leaving: Leaving, event: DepartureEvent, why: str) -> None:
         """Give up a transfer, tell the receiver if it knows of it, and forget it where nobody here does."""
@@ -385,16 +361,5 @@ class Sender:
         if after is Departure.FAILED:
             leaving.why = why
             if leaving.reservation is not None:
-                self._empty_queue(leaving.reservation.transfer)
+                self._outbound.drop(leaving.reservation.transfer)
         return True
-
-    def _empty_queue(self, transfer: int) -> None:
-        """Take frames and the note of a transfer out of the queue."""
-
-        def stays(entry: Run | Message) -> bool:
-            is_part = isinstance(entry, Run) or entry.kind in (Kind.FRAME, Kind.NOTE)
-            return not is_part or entry.transfer != transfer
-
-        self._queue = deque(filter(stays, self._queue))
-        if self._prepared and not stays(self._prepared[0]):
-            self._prepared = None
