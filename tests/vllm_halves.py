@@ -49,7 +49,7 @@ class Half:
     """One machine: both halves of its connector, and KV blocks that are arrays."""
 
     def __init__(self, name: str, directory: Path, *, seed: int, **settings: Any) -> None:
-        kv_layout = settings.pop("layout", layout())
+        kv_layout, key = settings.pop("layout", layout()), settings.pop("key", None)
         self.name, self.epoch = name, 1
         random = np.random.default_rng(seed)
         self.kv: NDArray[np.uint8] = random.integers(0, 256, (LAYERS, BLOCKS, kv_layout.block_bytes), np.uint8)
@@ -57,7 +57,9 @@ class Half:
         given = Settings(
             machine=name, epoch=1, sockets=str(directory), patience=PATIENCE, **({"threshold_tokens": 1} | settings)
         )
-        self.worker = worker_half(given, kv_layout, LONGEST_TOKENS, lambda pool: HostDevice(list(self.kv), pool.blocks))
+        self.worker = worker_half(
+            given, kv_layout, LONGEST_TOKENS, lambda pool: HostDevice(list(self.kv), pool.blocks), key=key
+        )
         self.slots, self.post = self.worker._slots, self.worker._mover._post
         self.sent: set[str] = set()
         self.received: set[str] = set()

@@ -143,7 +143,7 @@ class Machine:
             assert time.monotonic() < end_s, f"no {kind} {key or ''}: {self.reports}"
             self._hear(0.01)
 
-    def await_free(self, within_s: float = 30.0) -> None:
+    def await_free(self, within_s: float = 90.0) -> None:
         """Wait until every KV block is free and no request is left."""
         end_s = time.monotonic() + within_s
         while (state := self.state()) and (state["free"] != self.free or state["requests"]):
@@ -253,14 +253,13 @@ class Pair:
 @contextlib.contextmanager
 def started(directory: Path, **connector: Any) -> Iterator[Pair]:
     """Start a pair, and end it."""
-    machines = [Machine(name, directory, **connector) for name in ("prompt-0", "token-0")]
+    pair = Pair(*(Machine(name, directory, **connector) for name in ("prompt-0", "token-0")))
     try:
-        for machine in machines:
+        for machine in (pair.prompt, pair.token):
             machine.wait_up()
-        yield Pair(*machines)
+        yield pair
     finally:
-        for machine in machines:
-            machine.close()
+        pair.close()
 
 
 def prompt_of(tokens: int, seed: int) -> list[int]:

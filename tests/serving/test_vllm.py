@@ -32,7 +32,7 @@ serve:
   port: 0
   kv_memory: 1GB
   stalled: 60 s
-  keys: {{admin: {{file: admin.key}}}}
+  keys: {{admin: {{file: admin.key}}, join: {{file: join.key}}}}
   vllm:
     python: {python}
     arguments: [--dtype, float32, --enforce-eager, --max-model-len, "2048"]
@@ -46,6 +46,7 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         model = os.environ[MODEL_VARIABLE]
         (directory / "admin.key").write_text(_KEY)
+        (directory / "join.key").write_text("a-join-key")  # so that the machines prove it to one another as well
         file = directory / "cluster.yaml"
         file.write_text(_CLUSTER.format(model=model, python=sys.executable))
         self.log = directory / "log"

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from phasesplit import cli
 from phasesplit.engine.server import speaker_app
 from phasesplit.errors import SpecError
 from phasesplit.files.serve_files import load_served_cluster
@@ -26,7 +27,7 @@ from phasesplit.serving.local_workers import Surroundings, worker_commands
 from phasesplit.serving.vllm_legs import Leg, Legs
 from phasesplit.serving.vllm_metrics import read_figures
 from phasesplit.serving.vllm_proxy import VllmProxy
-from phasesplit.serving.vllm_server import VllmServer, VllmSettings, command
+from phasesplit.serving.vllm_server import VllmServer, VllmSettings, command, demand_vllm
 from phasesplit.serving.vllm_speaker import VllmSpeaker
 
 METRICS = """# HELP vllm:num_requests_running Number of requests
@@ -378,3 +379,30 @@ def test_the_command_of_vllm() -> None:
         VllmSettings(**given, connector="none")
     with pytest.raises(SpecError, match="connector"):
         VllmSettings(**given, connector="nix")
+
+
+def test_an_interpreter_without_vllm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong if a person without vLLM gets a traceback of it, or a folder called vllm passes for it."""
+    (tmp_path / "vllm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -S "$@"\n')
+    bare.chmod(0o700)
+    with pytest.raises(SpecError, match=r"vLLM is not installed there; pip install 'phasesplit\[vllm\]'"):
+        demand_vllm(str(bare))
+
+
+def test_the_key_of_a_file_reaches_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong if machines with --key-file meet without the key, because only the environment's reaches vLLM."""
+    given: list[VllmSettings] = []
+
+    async def run_vllm_worker(settings: VllmSettings, *_: Any, **__: Any) -> int:
+        given.append(settings)
+        return 0
+
+    monkeypatch.setattr("phasesplit.serving.vllm_worker.run_vllm_worker", run_vllm_worker)
+    monkeypatch.setattr("phasesplit.serving.vllm_server.demand_vllm", lambda _: None)
+    (tmp_path / "key").write_text("a-long-key")
+    assert cli.run(["vllm-worker", "--model", "m", "--key-file", str(tmp_path / "key")]) == 0
+    (settings,) = given
+    assert settings.environment["PHASESPLIT_JOIN_KEY"] == "a-long-key"

@@ -249,6 +249,26 @@ def test_unequal_layouts_are_refused_with_the_reason(tmp_path: Path) -> None:
         token.close()
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "reason"),
+    [(b"one", b"one", ""), (b"one", b"two", "another key"), (b"one", None, "has none"), (None, b"one", "has none")],
+)
+def test_machines_prove_the_clusters_key(tmp_path: Path, ours: bytes | None, theirs: bytes | None, reason: str) -> None:
+    """Wrong if a machine that does not know the cluster's key is given KV, or one that does is turned away."""
+    prompt, token = Half("p", tmp_path, seed=1, key=ours), Half("t", tmp_path, seed=2, key=theirs)
+    try:
+        prompt.prompt_leg("k", 8, token)
+        token.token_leg("k", 8, prompt, (1, 2))
+        if reason:
+            prompt.until(lambda: bool(prompt.post.outgoing.why_no_channel("t")), token)
+            assert reason in prompt.post.outgoing.why_no_channel("t")
+        else:
+            offered((prompt, token), "p.k")
+    finally:
+        prompt.close()
+        token.close()
+
+
 def test_staging_that_is_too_small_is_refused(tmp_path: Path) -> None:
     """Wrong if a machine starts that can never send its longest prompt."""
     with pytest.raises(TransferError, match="staging_bytes: got 100"):

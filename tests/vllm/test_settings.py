@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasesplit.errors import TransferError
-from phasesplit.vllm.machine import weights_text
+from phasesplit.vllm.machine import join_key, weights_text
 from phasesplit.vllm.settings import Settings
 from phasesplit.vllm.staging import Slots, slots_for
 
@@ -31,6 +31,12 @@ def test_other_weights_have_another_text(tmp_path: Path) -> None:
         assert weights_text(str(directory), None) in texts
     assert len(texts) == 2
     assert weights_text("hub/name", None) == "hub/name@main"
+
+
+def test_the_key_is_in_the_environment() -> None:
+    """Wrong if machines of a cluster with a key meet without it, or an empty one counts as a key."""
+    assert join_key({"PHASESPLIT_JOIN_KEY": "secret"}) == b"secret"
+    assert join_key({"PHASESPLIT_JOIN_KEY": ""}) is join_key({}) is None
 
 
 def test_slots_are_lent_once() -> None:

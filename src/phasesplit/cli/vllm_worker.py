@@ -83,7 +83,7 @@ def vllm_worker(
     from phasesplit.files.serve_files import only_key, read_keys
     from phasesplit.serving import naming
     from phasesplit.serving.announcing import Gateway
-    from phasesplit.serving.vllm_server import VllmSettings
+    from phasesplit.serving.vllm_server import VllmSettings, demand_vllm
     from phasesplit.serving.vllm_worker import run_vllm_worker
     from phasesplit.serving.worker import WorkerPlace
 
@@ -91,6 +91,7 @@ def vllm_worker(
         raise SpecError.unknown("--home", home, ROLES)
     if not model:
         raise SpecError("--model: vLLM needs a directory with safetensors or a hub's name")
+    demand_vllm(python or sys.executable)
     gateway = Gateway.from_text(join) if join is not None else None
     key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(KEY_VARIABLE)
     address = host or facing(gateway)
@@ -110,6 +111,7 @@ def vllm_worker(
             kv_bytes=bytes_of(kv_memory, "--kv-memory"),
             block_tokens=block_tokens,
             transfer_host=number(address, gateway),
+            environment={**os.environ, **({KEY_VARIABLE: key} if key else {})},
         )
         place = WorkerPlace(
             host=address, port=port, gateway=gateway, join_key=key, key=key, drain_s=seconds_of(drain, "--drain")

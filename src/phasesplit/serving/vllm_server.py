@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class VllmSettings:
         sockets: Directory of the Unix sockets over which workers of this host share memory.
         transfer_host: Address, as a number, at which workers of other hosts reach its KV.
         start_s: Seconds that vLLM may take to come up.
+        environment: What vLLM finds in its environment, the cluster's join key among it.
     """
 
     name: str
@@ -65,6 +67,25 @@ class VllmSettings:
             raise SpecError.unknown("connector", self.connector, CONNECTORS)
         if self.connector == "none" and self.home in ("prompt", "token"):
             raise SpecError.bad(f"connector of a {self.home} machine", "none", "phasesplit or nixl")
+
+
+def demand_vllm(python: str) -> None:
+    """Look whether an interpreter has vLLM, without importing it.
+
+    Args:
+        python: The interpreter.
+
+    Raises:
+        SpecError: It has none, or cannot be run.
+    """
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        # -P: a folder of that name where the worker is started is not vLLM.
+        done = subprocess.run([python, "-P", "-c", look], stdin=subprocess.DEVNULL, capture_output=True)  # noqa: S603 - the user names the interpreter
+    except OSError as problem:
+        raise SpecError(f"{python}: {problem.strerror or problem}") from None
+    if done.returncode:
+        raise SpecError(f"{python}: vLLM is not installed there; pip install 'phasesplit[vllm]'")
 
 
 def command(settings: VllmSettings, port: int, line: str) -> list[str]:

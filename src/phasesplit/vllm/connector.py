@@ -3,6 +3,7 @@
 Every call goes to one of two halves, which know nothing of vLLM; this file knows nothing else.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from phasesplit.errors import TransferError
 from phasesplit.transfer.layout import KvLayout
 from phasesplit.vllm.device_blocks import capability_text, device_of, rows_of
-from phasesplit.vllm.machine import weights_text, worker_half
+from phasesplit.vllm.machine import join_key, weights_text, worker_half
 from phasesplit.vllm.orders import Step
 from phasesplit.vllm.scheduler_half import SchedulerHalf
 from phasesplit.vllm.settings import Settings
@@ -120,7 +121,9 @@ class PhaseSplitConnector(KVConnectorBase_V1):
             )
         self._layers = {name: layer for layer, name in enumerate(names)}
         longest_tokens = self._vllm_config.model_config.max_model_len
-        self._worker = worker_half(self._settings, layout, longest_tokens, lambda pool: device_of(rows, pool))
+        self._worker = worker_half(
+            self._settings, layout, longest_tokens, lambda pool: device_of(rows, pool), key=join_key(os.environ)
+        )
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the orders of a step: those who wait are announced before the step is computed."""

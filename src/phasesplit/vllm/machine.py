@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,12 +18,19 @@ from phasesplit.vllm.settings import Settings
 from phasesplit.vllm.staging import Device, Slots, slots_for
 from phasesplit.vllm.worker_half import WorkerHalf
 
+JOIN_KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
+"""Names the cluster's key in the environment: arguments of a process can be read by every user of its host."""
 _HEAD_BYTES = 1 << 16
 _USUAL_PROMPTS = 4
 
 
 def worker_half(
-    settings: Settings, layout: KvLayout, longest_tokens: int, device_over: Callable[[SharedPool], Device]
+    settings: Settings,
+    layout: KvLayout,
+    longest_tokens: int,
+    device_over: Callable[[SharedPool], Device],
+    *,
+    key: bytes | None = None,
 ) -> WorkerHalf:
     """Return the connector's half where the model runs, listening.
 
@@ -32,6 +39,7 @@ def worker_half(
         layout: vLLM's KV blocks.
         longest_tokens: Tokens of the longest prompt, >= 1.
         device_over: Makes the device from the staging slots.
+        key: The cluster's, see `join_key`.
 
     Raises:
         TransferError: The staging memory is too small.
@@ -51,6 +59,7 @@ def worker_half(
         nixl=_listening(settings, settings.nixl_port),
         clock=time.monotonic,
         patience=Patience(**(settings.patience or {})),
+        secret=key,
     )
     reports = Reports(settings.reports)
     if reports.is_wanted:
@@ -65,6 +74,15 @@ def worker_half(
 
 def _listening(settings: Settings, port: int | None) -> tuple[str, int] | None:
     return None if settings.transfer_host is None or port is None else (settings.transfer_host, port)
+
+
+def join_key(environment: Mapping[str, str]) -> bytes | None:
+    """Return the cluster's key, which machines prove to one another before KV moves between them, or None.
+
+    Args:
+        environment: This process's.
+    """
+    return environment.get(JOIN_KEY_VARIABLE, "").encode() or None
 
 
 def weights_text(model: str, revision: str | None) -> str:
