@@ -33,7 +33,7 @@ SMALLER = (
     (r" --duration 120\b", " --duration 20"),
 )
 """What is typed otherwise than the page says, and how; {port} is a free one. Where 8080 is taken, doctor says so."""
-MADE = ("this.json", "this.yaml", "report.html", "mine.parquet", "faster.csv", "cluster.yaml", "page.html", "mine.json")
+MADE = ("this.json", "this.yaml", "report.html", "mine.csv.gz", "faster.csv", "cluster.yaml", "page.html", "mine.json")
 
 
 class Block(NamedTuple):

@@ -392,7 +392,7 @@ def test_every_example_in_the_help_works(call: Call, tmp_path: Path) -> None:
     for line in lines:
         outcome = call(*shlex.split(line)[1:])
         assert outcome.code == 0, f"{line}\n{outcome.err}"
-    assert files_in(tmp_path) >= {"out.csv", "coding.png", "burst.parquet"}
+    assert files_in(tmp_path) >= {"out.csv", "coding.png", "burst.csv.gz"}
 
 
 def test_the_process_exits_as_it_should(tmp_path: Path) -> None:

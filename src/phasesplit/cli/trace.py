@@ -75,7 +75,7 @@ def convert(
 ) -> None:
     """Write a trace in another format.
 
-    Example: phasesplit trace convert BurstGPT_1.csv burst.parquet --skip-bad
+    Example: phasesplit trace convert BurstGPT_1.csv burst.csv.gz --skip-bad
     """
     from phasesplit.files.trace_writers import write_trace
 

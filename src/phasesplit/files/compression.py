@@ -6,8 +6,10 @@ import os
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 from phasesplit.errors import SpecError
+from phasesplit.files.extras import extra_module
 
 _GZIP = b"\x1f\x8b"
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -50,8 +52,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     if target.suffix == ".gz":
         content = gzip.compress(content, compresslevel=6, mtime=0)
     elif target.suffix == ".zst":
-        import zstandard
-
+        zstandard: Any = extra_module("zstandard", "zstd", str(target))
         content = zstandard.ZstdCompressor().compress(content)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -73,8 +74,7 @@ def _gunzip(label: str, content: bytes) -> bytes:
 
 
 def _unzstandard(label: str, content: bytes) -> bytes:
-    import zstandard
-
+    zstandard: Any = extra_module("zstandard", "zstd", label)
     parts: list[bytes] = []
     try:
         while content:

@@ -1,6 +1,7 @@
 """Results in files: a row for each request (CSV or Parquet), and a summary that JSON can hold."""
 
 import contextlib
+import gzip
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -14,11 +15,14 @@ from phasesplit._version import __version__
 from phasesplit.domain.latency import Distribution
 from phasesplit.domain.money import Bill
 from phasesplit.errors import SpecError
+from phasesplit.files.csv_rows import csv_bytes, undefined
+from phasesplit.files.extras import extra_module
 from phasesplit.files.rules import rules_settings
 from phasesplit.scheduling.pools import POOL_NAMES
 from phasesplit.simulation.result import Autoscaling, Result
 
-REQUEST_ENDINGS = (".csv", ".csv.gz", ".parquet")
+_PARQUET = ".parquet"
+REQUEST_ENDINGS = (".csv", ".csv.gz", _PARQUET)
 """Endings of files with a row for each request."""
 
 PERCENTILES = (50, 90, 95, 99)
@@ -34,11 +38,14 @@ def check_output(path: str | Path, endings: Sequence[str], where: str) -> None:
         where: How the person knows the place the path came from, for the message.
 
     Raises:
-        SpecError: The name ends in something else, its folder is missing or not writable, or it is not a plain file.
+        SpecError: The name ends in something else, its folder is missing or not writable, it is not a plain file, or
+            what writes such a file is not installed.
     """
     target = Path(path)
     if not any(target.name.lower().endswith(ending) and len(target.name) > len(ending) for ending in endings):
         raise SpecError.bad(where, str(path), f"a file name ending in {' or '.join(endings)}")
+    if target.name.lower().endswith(_PARQUET):
+        extra_module("pyarrow", "parquet", f"{where} {path}")
     if target.exists() and not target.is_file():
         raise SpecError.bad(where, str(path), "a file, and this is a folder" if target.is_dir() else "a plain file")
     if not target.parent.is_dir():
@@ -91,20 +98,14 @@ def write_columns(columns: Mapping[str, NDArray[Any]], path: str | Path) -> None
         columns: Name to values.
         path: A file with one of REQUEST_ENDINGS.
     """
-    import pyarrow as pa
-
-    table = pa.table({name: _nullable(column) for name, column in columns.items()})
-    if str(path).lower().endswith(".parquet"):
-        from pyarrow import parquet
-
-        parquet.write_table(table, path, compression="zstd")
+    if str(path).lower().endswith(_PARQUET):
+        pa: Any = extra_module("pyarrow", "parquet", str(path))
+        parquet: Any = extra_module("pyarrow.parquet", "parquet", str(path))
+        table = {name: pa.array(column, mask=undefined(column)) for name, column in columns.items()}
+        parquet.write_table(pa.table(table), path, compression="zstd")
         return
-    from pyarrow import csv
-
-    compression = "gzip" if str(path).lower().endswith(".gz") else None
-    with pa.output_stream(str(path), compression=compression) as sink:
-        sink.write(f"{','.join(table.column_names)}\n".encode())
-        csv.write_csv(table, sink, csv.WriteOptions(include_header=False, quoting_style="none"))
+    content = csv_bytes(columns)
+    Path(path).write_bytes(gzip.compress(content, mtime=0) if str(path).lower().endswith(".gz") else content)
 
 
 def result_summary(result: Result) -> dict[str, Any]:
@@ -167,17 +168,6 @@ def result_summary(result: Result) -> dict[str, Any]:
 def output_tokens_per_s(result: Result) -> float:
     """Return the output tokens of completed requests per second, from the first arrival to the end."""
     return result.output_tokens / max(result.end_s - result.first_arrival_s, 1e-12)
-
-
-def _nullable(column: NDArray[Any]) -> Any:
-    """Return a column with null for what is undefined: NaN, or the number of a machine that a request never came to."""
-    import pyarrow as pa
-
-    if column.dtype.kind == "f":
-        return pa.array(column, mask=np.isnan(column))
-    if column.dtype.kind in "iu":
-        return pa.array(column, mask=column < 0)
-    return pa.array(column)
 
 
 def _metric(values: Distribution) -> dict[str, Any]:

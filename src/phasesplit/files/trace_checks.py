@@ -125,9 +125,14 @@ def _length_complaints(column: str, values: NDArray[Any], *, is_output: bool = F
 
 def _first_error(raw: RawTable, complaints: list[_Complaint], row: int) -> SpecError:
     complaint = next(complaint for complaint in complaints if complaint.wrong[row])
-    value = raw.columns[complaint.column][row].as_py()
-    shown = value if isinstance(value, int | float | None) else str(value)[:60]
-    return SpecError.bad(f"{raw.place(row)}, {complaint.column}", shown, complaint.allowed)
+    return SpecError.bad(f"{raw.place(row)}, {complaint.column}", _shown(raw, complaint.column, row), complaint.allowed)
+
+
+def _shown(raw: RawTable, column: str, row: int) -> object:
+    """Return a value as messages have it."""
+    value = raw.columns[column][row]
+    value = value if raw.columns[column].dtype.kind == "M" else getattr(value, "item", lambda: value)()
+    return value if isinstance(value, int | float | None) else str(value)[:60]
 
 
 def _in_order(raw: RawTable, arrival: NDArray[np.float64], rows: NDArray[np.int64], *, sort: bool) -> NDArray[np.int64]:
@@ -137,9 +142,8 @@ def _in_order(raw: RawTable, arrival: NDArray[np.float64], rows: NDArray[np.int6
     if sort:
         return rows[np.argsort(arrival[rows], kind="stable")]
     at = int(np.argmax(steps < 0)) + 1
-    value = raw.columns[raw.layout.arrival][int(rows[at])].as_py()
     raise SpecError.bad(
         f"{raw.place(int(rows[at]))}, {raw.layout.arrival}",
-        value if isinstance(value, int | float) else str(value)[:60],
+        _shown(raw, raw.layout.arrival, int(rows[at])),
         "a time not before the previous row's (--sort sorts the rows)",
     )

@@ -4,7 +4,7 @@ import numpy as np
 
 from phasesplit.errors import SpecError
 from phasesplit.files.trace_formats import TraceFormat, detect_format
-from phasesplit.files.trace_tables import RawTable
+from phasesplit.files.trace_tables import RawTable, text_column
 
 
 def json_table(label: str, content: bytes, layout: TraceFormat | None, *, skip_bad: bool) -> RawTable:
@@ -20,7 +20,6 @@ def json_table(label: str, content: bytes, layout: TraceFormat | None, *, skip_b
         SpecError: A key is missing, or a line is broken and not skipped.
     """
     import orjson
-    import pyarrow as pa
 
     lines: list[int] = []
     texts: list[tuple[str, ...]] = []
@@ -57,10 +56,7 @@ def json_table(label: str, content: bytes, layout: TraceFormat | None, *, skip_b
     return RawTable(
         label=label,
         layout=layout,
-        columns={
-            name: pa.chunked_array([pa.array(column, pa.string())])
-            for name, column in zip(layout.columns, columns, strict=True)
-        },
+        columns={name: text_column(column) for name, column in zip(layout.columns, columns, strict=True)},
         place=lambda row: f"{label}, line {lines[row]}",
         broken=broken,
         prefix_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64) if ids else None,

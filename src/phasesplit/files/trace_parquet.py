@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.errors import SpecError
+from phasesplit.files.extras import extra_module
 from phasesplit.files.trace_formats import TraceFormat, detect_format, match_columns
-from phasesplit.files.trace_tables import RawTable
+from phasesplit.files.trace_tables import RawTable, text_column
 
 
 def parquet_table(label: str, content: bytes, layout: TraceFormat | None) -> RawTable:
@@ -21,19 +22,19 @@ def parquet_table(label: str, content: bytes, layout: TraceFormat | None) -> Raw
     Raises:
         SpecError: The file is damaged, lacks a column, or its prefix column does not hold lists of whole numbers.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    pa: Any = extra_module("pyarrow", "parquet", label)
+    parquet: Any = extra_module("pyarrow.parquet", "parquet", label)
     try:
         file = parquet.ParquetFile(pa.BufferReader(content))
         names = file.schema_arrow.names
         layout = layout or detect_format(f"{label}, schema", names)
         positions = match_columns(f"{label}, schema", names, layout)
         table = file.read(columns=[names[at] for at in positions.values()])
-        columns = {name: _plain_type(table[names[at]]) for name, at in positions.items()}
+        prefixes = table[names[positions[layout.prefix]]] if layout.prefix in positions else None
+        columns = {name: _values(table[names[positions[name]]]) for name in layout.columns}
     except (pa.ArrowException, OSError) as problem:
         raise SpecError(f"{label}: the Parquet file is damaged ({str(problem).splitlines()[0][:200]})") from None
-    offsets, ids = _prefix_columns(label, columns.pop(layout.prefix, None) if layout.prefix else None)
+    offsets, ids = _prefix_columns(label, prefixes)
     return RawTable(
         label=label,
         layout=layout,
@@ -44,13 +45,19 @@ def parquet_table(label: str, content: bytes, layout: TraceFormat | None) -> Raw
     )
 
 
-def _plain_type(column: Any) -> Any:
-    """Return numbers, times and lists as they are, and every other type as text."""
+def _values(column: Any) -> NDArray[Any]:
+    """Return numbers, dates and times as they are (missing: NaN, NaT), and all else as text (missing: None)."""
     import pyarrow as pa
 
     kind = column.type
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_temporal, pa.types.is_nested)
-    return column if any(test(kind) for test in tests) else column.cast(pa.string())
+    if pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    elif pa.types.is_dictionary(kind):
+        column = column.cast(pa.string())
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_timestamp, pa.types.is_date)
+    if any(test(kind) for test in tests):
+        return np.asarray(column.to_numpy())
+    return text_column([value if value is None else str(value) for value in column.to_pylist()])
 
 
 def _prefix_columns(label: str, column: Any) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:

@@ -9,6 +9,8 @@ import numpy as np
 from phasesplit.domain.request import Trace
 from phasesplit.errors import SpecError
 from phasesplit.files.compression import write_bytes
+from phasesplit.files.csv_rows import csv_bytes
+from phasesplit.files.extras import extra_module
 
 _BLOCK_TOKENS = 512
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".jsonl": "mooncake"}
@@ -48,7 +50,7 @@ def _format_of(path: str | Path, name: str | None) -> str:
 
 
 def _csv(trace: Trace) -> bytes:
-    return _csv_bytes(
+    return csv_bytes(
         {
             "arrival_s": trace.arrival_s,
             "prompt_tokens": trace.prompt_tokens,
@@ -59,7 +61,7 @@ def _csv(trace: Trace) -> bytes:
 
 def _splitwise_sim(trace: Trace) -> bytes:
     count = len(trace)
-    return _csv_bytes(
+    return csv_bytes(
         {
             "request_id": np.arange(count),
             "request_type": np.full(count, 2),
@@ -72,20 +74,9 @@ def _splitwise_sim(trace: Trace) -> bytes:
     )
 
 
-def _csv_bytes(columns: dict[str, Any]) -> bytes:
-    import pyarrow as pa
-    from pyarrow import csv
-
-    sink = pa.BufferOutputStream()
-    sink.write(f"{','.join(columns)}\n".encode())
-    csv.write_csv(pa.table(columns), sink, csv.WriteOptions(include_header=False))
-    return bytes(sink.getvalue())
-
-
 def _parquet(trace: Trace) -> bytes:
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    pa: Any = extra_module("pyarrow", "parquet", "traces in Parquet")
+    parquet: Any = extra_module("pyarrow.parquet", "parquet", "traces in Parquet")
     columns: dict[str, Any] = {
         "arrival_s": trace.arrival_s,
         "prompt_tokens": trace.prompt_tokens,

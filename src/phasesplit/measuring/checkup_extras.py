@@ -40,6 +40,12 @@ EXTRAS = {
         "opentelemetry.sdk", "opentelemetry-sdk", "pip install 'phasesplit[otel]'", "serve: spans of requests"
     ),
     "pandas": Extra("pandas", "pandas", "pip install 'phasesplit[pandas]'", "Python: results as data frames"),
+    "parquet": Extra(
+        "pyarrow", "pyarrow", "pip install 'phasesplit[parquet]'", "traces and rows of results in Parquet"
+    ),
+    "zstd": Extra(
+        "zstandard", "zstandard", "pip install 'phasesplit[zstd]'", "traces compressed with Zstandard (.zst)"
+    ),
     "llamacpp": Extra(
         "xllamacpp",
         "xllamacpp",
