@@ -17,7 +17,7 @@ import llvmlite.binding
 import numba as _numba
 from numba.core import caching as _caching
 
-from phasesplit._jit import _cache_root, _drop_old_caches
+from phasesplit._jit import _cache_root, _drop_old_caches, load_lightly
 
 numba: Any = _numba
 caching: Any = _caching
@@ -67,21 +67,11 @@ CACHE_DIRECTORY, CACHE_IS_WARM = _directory() if IS_COMPILED else (None, True)
 """Where compiled kernels are kept (None: nowhere writable), and whether it held them when this process began."""
 
 
-def _load_lightly(cache: Any, signature: Any, context: Any) -> Any:
-    """Load a function from Numba's cache without what only compiling needs, which takes 0.12 s to set up.
-
-    Before it loads, Numba fills its tables of everything that code might call. Our code calls nothing that they hold,
-    and whatever has to be compiled after all fills them itself.
-    """
-    with cache._guard_against_spurious_io_errors():
-        return cache._load_overload(signature, context)
-
-
 @contextmanager
 def _own_cache() -> Iterator[bool]:
     """Make Numba keep what is decorated inside in this package's directory, which other modules do not use."""
     before, load = numba.config.CACHE_DIR, caching.Cache.load_overload
-    numba.config.CACHE_DIR, caching.Cache.load_overload = str(CACHE_DIRECTORY or before), _load_lightly
+    numba.config.CACHE_DIR, caching.Cache.load_overload = str(CACHE_DIRECTORY or before), load_lightly
     try:
         yield CACHE_DIRECTORY is not None
     finally:
@@ -95,7 +85,7 @@ def compiled(function: F) -> F:
             function
         )
     if is_kept:
-        made._cache.load_overload = partial(_load_lightly, made._cache)  # type: ignore[attr-defined]
+        made._cache.load_overload = partial(load_lightly, made._cache)  # type: ignore[attr-defined]
     return made
 
 
