@@ -116,6 +116,7 @@ def test_ctrl_c_keeps_what_there_is_and_resume_goes_on(
         (("engine", "--model", "absent.gguf"), "model: got 'absent.gguf'"),
         (("engine", "--model", "small.gguf", "--kv-memory", "1kB"), "--kv-memory: got 1000, allowed is"),
         (("http://127.0.0.1:9", "--concurrency", "1"), "--concurrency: got 1, allowed is 2 to 1,024 requests"),
+        (("http://127.0.0.1:9", "--machine", "m.yaml"), "--machine: an endpoint does not tell the model's sizes"),
         (("http://127.0.0.1:9", "--token-ids", "5"), "--token-ids: got '5'"),
     ],
 )

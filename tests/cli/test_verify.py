@@ -124,8 +124,13 @@ def test_wrong_input_is_refused_before_anything_runs(
 ) -> None:
     """Somebody would wait for a profile and a cluster to be told of a typing mistake."""
     assert told(capsys, "verify", "no.yaml", "azure-conversation").startswith("no.yaml: cannot be read")
-    assert told(capsys, "verify", str(cluster), "azure").startswith("--workload (no such file): unknown name")
+    assert told(capsys, "verify", str(cluster), "azure").startswith("TRACE (no such file): unknown name")
     assert told(capsys, "verify", str(cluster), "azure-conversation", "--clip", "64").startswith("--clip: got '64'")
+    vllm = tmp_path / "vllm.yaml"
+    vllm.write_text(f"engine: vllm\n{CLUSTER}")
+    assert told(capsys, "verify", str(vllm), "azure-conversation").startswith(
+        f"{vllm}, engine: got vllm, allowed is embedded"
+    )
     wrong = tmp_path / "wrong.json"
     wrong.write_text("{}")
     assert str(wrong) in told(capsys, "verify", str(cluster), "azure-conversation", "--profile", str(wrong))

@@ -109,6 +109,8 @@ def profile(
     before = None if resume is None else read_profile_file(resume)
     if machine_file is not None:
         check_output(machine_file, (".yaml", ".yml"), "--machine")
+        if target != ENGINE and sizes is None:
+            raise SpecError("--machine: an endpoint does not tell the model's sizes; name the model with --sizes")
     if output is not None:
         check_output(output, (ENDING,), "--output")
     asked = (

@@ -71,7 +71,7 @@ def verify(
     from phasesplit.files.results import check_output, written_whole
     from phasesplit.files.serve_files import load_served_cluster
 
-    demand = Demand(source=workload, rate_per_s=rate, duration_s=duration, count=count, seed=seed)
+    demand = Demand(source=workload, rate_per_s=rate, duration_s=duration, count=count, seed=seed, place="TRACE")
     if html is not None:
         check_output(html, (".html",), "--html")
     if keep_profile is not None:
@@ -80,6 +80,10 @@ def verify(
             raise SpecError("--keep-profile: --profile names one, nothing is measured")
     limits = None if clip is None else span("--clip", clip)
     asked = load_served_cluster(cluster)
+    if asked.vllm is not None:
+        raise SpecError(
+            f"{cluster}, engine: got vllm, allowed is embedded: vLLM's threads cannot be held to a core yet"
+        )
     before = None if profile is None else read_profile_file(profile)
     trace, dropped = demand.trace()
     trace = clipped(trace, limits)
