@@ -130,7 +130,7 @@ def head(
 def verdict(found: dict[str, list[Verification]]) -> list[str]:
     """Return how many runs had to share the workers' cores with what the simulation does not know."""
     runs = [run for own in found.values() for run in own]
-    busy = sum(beyond(run) > QUIET for run in runs)
+    busy = sum(max(run.waited.values()) > QUIET for run in runs)
     if not busy:
         return []
     return [
@@ -138,11 +138,6 @@ def verdict(found: dict[str, list[Verification]]) -> list[str]:
         "as they computed. The simulation does not know what else runs there: gateway, client, and other programs.",
         "",
     ]
-
-
-def beyond(run: Verification) -> float:
-    """Return how long a worker waited for its core, over what it computed, beyond what its share makes it wait."""
-    return max(0.0, max(run.waited.values()) - (1 / run.plan.core_share - 1))
 
 
 def errors(found: dict[str, list[Verification]]) -> list[str]:
@@ -167,7 +162,7 @@ def errors(found: dict[str, list[Verification]]) -> list[str]:
             cause = "-" if explanation.stage is None else f"{explanation.stage} ({1e3 * explanation.stage_s:+.0f} ms)"
             rows.append(
                 f"| {cluster} | {share:.0%} | {run.comparison.compared} | {' | '.join(cells)} | "
-                f"{beyond(run):.0%} | {cause} |"
+                f"{max(run.waited.values()):.0%} | {cause} |"
             )
     return [*rows, ""]
 

@@ -78,6 +78,11 @@ class ServedCluster:
     vllm: VllmOptions | None = None
     limits_place: str = "limits"
 
+    @property
+    def workers(self) -> dict[str, str]:
+        """Name to role of each worker on this host, in the order of the pools."""
+        return {f"{role}-{number}": role for role, count in self.pools.items() for number in range(count)}
+
 
 def load_served_cluster(path: str | Path) -> ServedCluster:
     """Return the cluster that a YAML file describes; paths in it are relative to the file.

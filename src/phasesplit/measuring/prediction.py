@@ -87,8 +87,7 @@ class Twin:
         from phasesplit.files.profile_files import measured_times, profiled_model
 
         self.model = profiled_model(path)
-        self.roles = [role for role, count in cluster.pools.items() for _ in range(count)]
-        self.names = [f"{role}-{number}" for role, count in cluster.pools.items() for number in range(count)]
+        self.names, self.roles = list(cluster.workers), list(cluster.workers.values())
         if profile.link is None and len(set(self.roles)) > 1:
             raise SpecError(f"{path}: tells nothing of the link ({profile.unknown.get('link', 'not measured')})")
         self.link = None if profile.link is None else _link(profile.link)

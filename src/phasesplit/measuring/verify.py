@@ -59,7 +59,8 @@ class Verification:
         errors: How many requests failed, by what the client was told.
         gateway_share: Share of a core that the gateway had.
         client_share: The same of the process that sent.
-        waited: Worker to the seconds that it had to wait for its core for each second that it computed.
+        waited: Worker to the seconds that it had to wait for its core, beyond what its share leaves to others, for each
+            second that it computed.
         others_share: Share of all cores that other processes had.
         warnings: What a reader should know before trusting the figures.
     """
@@ -117,7 +118,7 @@ async def verify(
         SpecError: The cluster cannot run, or its KV memory is not that of the simulation.
         InfeasibleError: No request was answered.
     """
-    plan = core_plan([f"{role}-{number}" for role, count in cluster.pools.items() for number in range(count)])
+    plan = core_plan(list(cluster.workers))
     core_share = min(plan.core_share, cluster.core_share)
     plan = replace(plan, core_share=core_share)
     cluster = replace(cluster, core_share=core_share)
@@ -144,7 +145,7 @@ async def verify(
             await afterwards(live)
     # The gateway lives in this process: simulating while it serves would slow it.
     tell("simulating", 0, 1)
-    overheads, idle_waited = idle_overheads(idle, times, quiet), _most_waited(idle, core_share)
+    overheads, idle_waited = idle_overheads(idle, times, quiet), max(_waited(idle, core_share).values(), default=0.0)
     distrust = []
     if adds_overheads and idle_waited > _TRUSTED_SHARE:
         adds_overheads = False
@@ -175,7 +176,7 @@ async def verify(
                 errors=_errors(run),
                 gateway_share=run.busy_s[GATEWAY] / run.replay.wall_s,
                 client_share=run.busy_s[CLIENT] / run.replay.wall_s,
-                waited=_waited(run),
+                waited=_waited(run, core_share),
                 others_share=run.others_share,
                 warnings=(*distrust, *_doubts(run, comparison, plan), *predicted.result.warnings),
             )
@@ -263,19 +264,15 @@ def _errors(run: Run) -> dict[str, int]:
     return {text: texts.count(text) for text in dict.fromkeys(texts)}
 
 
-def _waited(run: Run) -> dict[str, float]:
-    return {name: waited_s / max(run.busy_s[name], 1e-3) for name, waited_s in run.waited_s.items()}
-
-
-def _most_waited(run: Run, core_share: float) -> float:
-    """Return the most that a worker waited for its core beyond what its share leaves to others."""
-    return max(0.0, max(_waited(run).values(), default=0.0) - (1 / core_share - 1))
+def _waited(run: Run, core_share: float) -> dict[str, float]:
+    """Return how long each worker waited for its core beyond what its share leaves to others, over what it computed."""
+    usual = 1 / core_share - 1
+    return {name: max(0.0, waited_s / max(run.busy_s[name], 1e-3) - usual) for name, waited_s in run.waited_s.items()}
 
 
 def _doubts(run: Run, comparison: Comparison, plan: CorePlan) -> list[str]:
     doubts = []
-    usual = 1 / plan.core_share - 1
-    waited = {name: share for name, share in _waited(run).items() if share - usual > _WAITED_SHARE}
+    waited = {name: share for name, share in _waited(run, plan.core_share).items() if share > _WAITED_SHARE}
     if waited:
         each = ", ".join(f"{name} {share:.2f} s" for name, share in waited.items())
         doubts.append(f"workers waited for a core while something else had it, for each second they computed: {each}")

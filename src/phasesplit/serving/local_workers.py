@@ -34,11 +34,7 @@ class Surroundings:
 
 def worker_commands(cluster: ServedCluster, around: Surroundings) -> dict[str, Command]:
     """Return the workers of a cluster: name to command, in the order of the pools."""
-    commands: dict[str, Command] = {}
-    for role, count in cluster.pools.items():
-        for number in range(count):
-            commands[f"{role}-{number}"] = _command(f"{role}-{number}", role, cluster, around)
-    return commands
+    return {name: _command(name, role, cluster, around) for name, role in cluster.workers.items()}
 
 
 def worker_environment(join_key: str | None) -> Mapping[str, str]:

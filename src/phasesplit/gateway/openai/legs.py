@@ -107,7 +107,7 @@ def _shared(
 ) -> dict[str, Any]:
     """Return the fields that are the same for every machine that works on a choice."""
     sent = request.model_dump(exclude_unset=True, exclude=set(_DERIVED))
-    body = {name: value for name, value in sent.items() if name not in _DERIVED and value is not None}
+    body = {name: value for name, value in sent.items() if value is not None}
     body["prompt"] = [*prompt_ids, *emitted]
     if emitted:
         body["resumed_tokens"] = len(emitted)
