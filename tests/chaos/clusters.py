@@ -177,12 +177,26 @@ class Cluster:
         return result
 
     def heal(self) -> None:
-        """Wait until all workers serve and nothing is held."""
+        """Wait until all workers serve and nothing is held.
+
+        A worker that has just been started is a process, and nobody watches whether it answers before it is up.
+        """
         for pid in self.workers().values():
             os.kill(pid, signal.SIGCONT)
         wait_until(lambda: len(self.workers()) == 2)
+        wait_until(lambda: all(map(self._serves, self.workers())))
         wait_until(lambda: self.complete("the", 2).finish_reason == "length")
         wait_until(self.holds_nothing)
+
+    def _serves(self, worker: str) -> bool:
+        """Return whether the gateway knows the start of a worker that runs now, and gives it work."""
+        try:
+            words = Path(f"/proc/{self.workers()[worker]}/cmdline").read_bytes().decode().split("\0")
+        except (KeyError, OSError):  # it has just ended
+            return False
+        epoch = words[words.index("--epoch") + 1]
+        is_known = self.metric("phasesplit_machine_pool", machine=worker, epoch=epoch) == 1
+        return is_known and self.metric("phasesplit_machine_state", machine=worker, state="serving") == 1
 
     def holds_nothing(self) -> bool:
         """Return whether no KV is owned by anybody."""

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,6 +122,27 @@ def test_a_worker_that_stops_answering_is_killed_and_started_again() -> None:
         await until(lambda: only(watched.listed())["epoch"] == 6)
         is_stalled = False
         assert not is_running(pid)
+        await watched.stop(within_s=5)
+
+    run(test)
+
+
+def test_a_worker_that_hangs_before_it_is_up_is_killed_and_started_again() -> None:
+    """Whoever stops or hangs while it starts would never be looked at, and keep its place for ever."""
+
+    async def test() -> None:
+        async def answers(_: str) -> bool:
+            return True
+
+        lines: list[str] = []
+        patience = replace(FAST, start_s=0.3)
+        watched = supervisor({"a": "import time; time.sleep(60)"}, lines, answers=answers, patience=patience)
+        watched.start()
+        await until(lambda: only(watched.listed())["pid"] is not None)
+        pid = only(watched.listed())["pid"]
+        await until(lambda: only(watched.listed())["epoch"] == 6)
+        assert not is_running(pid)
+        assert "a: has not come up within 0 s: killed" in lines
         await watched.stop(within_s=5)
 
     run(test)

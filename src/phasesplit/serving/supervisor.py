@@ -26,6 +26,8 @@ class Patience:
         most_wait_s: Their bound.
         quick_s: A process that lived shorter died quickly.
         quick_deaths: So many in a row, and the worker is given up.
+        start_s: A process that has not announced itself after so long is killed, and started again; vLLM gets to
+            know by itself, and earlier, that it does not come up.
         probe_s: Seconds between two looks at whether a process still answers.
         stalled_s: A process that has not answered for so long is killed, and started again.
     """
@@ -34,6 +36,7 @@ class Patience:
     most_wait_s: float = 5.0
     quick_s: float = 5.0
     quick_deaths: int = 5
+    start_s: float = 900.0
     probe_s: float = 1.0
     stalled_s: float = 10.0
 
@@ -163,20 +166,24 @@ class Supervisor:
             place.restarts += 1
 
     async def _watch(self, place: _Place, child: Child) -> None:
-        """Kill a process that has announced itself and no longer answers."""
+        """Kill a process that does not come up, or has come up and no longer answers."""
         if self._answers is None:
             return
-        answered_s: float | None = None
-        while True:
+        began_s = heard_s = time.monotonic()
+        why = ""
+        while not why:
             await asyncio.sleep(self._patience.probe_s)
-            if child.announcement is None:
-                continue
-            if answered_s is None or await self._answers(str(child.announcement.get("url", ""))):
-                answered_s = time.monotonic()
-            elif time.monotonic() - answered_s > self._patience.stalled_s:
-                self._log(place.name, f"has not answered for {self._patience.stalled_s:.0f} s: killed")
-                child.send(signal.SIGKILL)
-                return
+            announcement, now_s = child.announcement, time.monotonic()
+            if announcement is None:
+                heard_s = now_s
+                if now_s - began_s > self._patience.start_s:
+                    why = f"has not come up within {self._patience.start_s:.0f} s: killed"
+            elif await self._answers(str(announcement.get("url", ""))):
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > self._patience.stalled_s:
+                why = f"has not answered for {self._patience.stalled_s:.0f} s: killed"
+        self._log(place.name, why)
+        child.send(signal.SIGKILL)
 
 
 def _has_announced(place: _Place) -> bool:
