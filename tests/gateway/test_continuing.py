@@ -1,5 +1,6 @@
-"""A machine that is lost in mid-stream: other machines go on behind what the client has, and nobody sees a seam."""
+"""A machine that is lost in the middle of an output: others go on behind what is there, and nobody sees a seam."""
 
+import asyncio
 import re
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 
 from gateways import TWICE, Call, Rig, play, settle
 from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.stages import intervals
 from phasesplit.gateway.states import State
+from phasesplit.testing.codec import END
 
 UNSPLIT = (("u1", "unsplit"), ("u2", "unsplit"), ("u3", "unsplit"))
 THRICE = (("p1", "prompt"), ("p2", "prompt"), ("t1", "token"), ("t2", "token"), ("t3", "token"))
@@ -60,7 +63,7 @@ def joined(call: Call) -> tuple[str, Any, list[Any]]:
 
 
 @pytest.mark.parametrize("pools", [THRICE, UNSPLIT], ids=["split", "unsplit"])
-@pytest.mark.parametrize("places", [(1,), (2,), (3, 2)])
+@pytest.mark.parametrize("places", [(1,), (2,), (3, 2), (9,)])
 @pytest.mark.parametrize(
     ("said", "fields"),
     [
@@ -107,7 +110,7 @@ def test_what_machines_are_told_of_an_output_that_goes_on(state: State) -> None:
                     rig.workers[name].hold("send")
             for name in ("t1", "t2"):
                 rig.workers[name].hold(f"token {place}")
-            call = rig.complete(stream=True, max_tokens=8, min_tokens=6, seed=3, temperature=1)
+            call = rig.complete(stream=True, max_tokens=8, min_tokens=6, seed=3, temperature=1, stop=["xyz", 200])
             await settle()
             choice = rig.gateway.desk.live[0]
             assert (choice.progress.state, choice.pair is not None) == (state, True)
@@ -119,6 +122,8 @@ def test_what_machines_are_told_of_an_output_that_goes_on(state: State) -> None:
             bodies = [body for worker in rig.workers.values() for body in worker.seen if "resumed_tokens" in body]
             told = sorted((b["resumed_tokens"], b["max_tokens"], b["min_tokens"], b["seed"]) for b in bodies)
             assert told == [(place, 1, 1, 3), (place, 8 - place, 6 - place, 3)]
+            # A stop string may have begun in text that these machines do not see.
+            assert [(body.get("stop"), body["stop_token_ids"]) for body in bodies] == [(None, [200])] * 2
             assert {bytes(body["prompt"]) for body in bodies} == {b"hello" + b"fghijklm"[:place]}
             assert joined(call)[:2] == ("fghijklm", "length")
 
@@ -174,6 +179,8 @@ def test_a_stream_does_not_wait_for_ever_for_a_machine() -> None:
         ({"presence_penalty": 1}, False),
         ({"frequency_penalty": 1}, False),
         ({"seed": 1}, False),
+        ({"bad_words": ["ab cd"]}, False),
+        ({"truncate_prompt_tokens": 4}, False),
         ({"response_format": {"type": "json_object"}}, False),
     ],
 )
@@ -210,5 +217,219 @@ def test_a_continued_stream_keeps_its_first_instants() -> None:
             assert (record["output_tokens"], record["continued"]) == (4, 1)
             assert record["last_token_s"] == 2.5
             assert (await rig.complete(max_tokens=1).answer()).status == 200
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("pools", [THRICE, UNSPLIT], ids=["split", "unsplit"])
+@pytest.mark.parametrize(("place", "reason"), [(3, "stop"), (4, "stop"), (4, "length")])
+def test_an_output_ends_where_it_would_have(pools: tuple[tuple[str, str], ...], place: int, reason: str) -> None:
+    """An output would go on behind its end, or give the wrong reason, if its machine was lost just there."""
+
+    async def scenario() -> None:
+        def rule(_: Any, place: int) -> int:
+            return END if place == 4 and reason == "stop" else ord("a") + place
+
+        given = {"max_tokens": 5 if reason == "length" else 9, "return_token_ids": True}
+        expected = await whole(pools, rule, **given)
+        async with Rig(pools, rule=rule) as rig:
+            call = await cut(rig, (place,), **given)
+            assert joined(call) == joined(expected)
+            assert joined(call)[1] == reason
+            assert (rig.records[0]["output_tokens"], rig.records[0]["continued"]) == (5, 1)
+            await settle()
+            rig.demand_nothing_held()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_broken_machine_says_behind_a_wrong_token_is_not_believed(stream: bool) -> None:
+    """Tokens of an attempt that was given up in the middle of a chunk would get into the output."""
+
+    async def scenario() -> None:
+        async with Rig(UNSPLIT) as rig:
+            for worker in rig.workers.values():
+                worker.hold("token 2")
+            call = rig.complete(stream=stream, max_tokens=6)
+            await settle()
+            choice = rig.gateway.desk.live[0]
+            for place, token in ((2, 9999), (3, ord("x"))):
+                choice.token(token, None, place, 1, "stop")
+            choice.last_word("stop", 1)
+            for worker in rig.workers.values():
+                worker.go("token 2")
+            await call.answer()
+            given = call.text if stream else call.json["choices"][0]["text"]
+            reason = (joined(call)[1]) if stream else call.json["choices"][0]["finish_reason"]
+            assert (given, reason) == ("fghijk", "length")
+            # What nobody has seen yet may be as wrong as the token: it is made anew.
+            assert (rig.records[0]["attempts"], rig.records[0]["continued"]) == (2, int(stream))
+            await settle()
+            rig.demand_nothing_held()
+
+    play(scenario())
+
+
+async def lose_all(rig: Rig) -> None:
+    """Kill all machines, that of the one request's token phase last."""
+    pair = rig.gateway.desk.live[0].pair
+    assert pair is not None
+    for name in sorted(rig.workers, key=lambda name: name == pair.token):
+        rig.workers[name].stall()  # and nobody answers in its place
+        rig.workers[name].die()
+        await settle()
+
+
+def test_an_answer_that_is_not_streamed_goes_on_as_well() -> None:
+    """A machine that is lost at the end of a long answer would cost all of it."""
+
+    async def scenario() -> None:
+        async with Rig(THRICE, limits=Limits(first_token_s=40.0)) as rig:
+            for name in ("t1", "t2", "t3"):
+                rig.workers[name].hold("token 6")
+            call = rig.complete(max_tokens=10)
+            await settle()
+            await lose_all(rig)
+            await rig.pass_time(35.0)
+            assert not call.done
+            for name, home in THRICE:
+                await rig.join(name, home, epoch=2)
+            await call.answer()
+            assert call.json["choices"][0]["text"] == "fghijklmno"
+            assert call.json["usage"] == {"prompt_tokens": 5, "completion_tokens": 10, "total_tokens": 15}
+            bodies = [body for worker in rig.workers.values() for body in worker.seen]
+            assert [body["resumed_tokens"] for body in bodies] == [6]  # of the machine that is back first
+            record = rig.records[0]
+            assert (record["continued"], record["first_token_s"], record["longest_gap_s"]) == (1, 0.0, 35.0)
+            lost = rig.complete(max_tokens=10)
+            for worker in rig.workers.values():
+                worker.hold("token 6")
+            await settle()
+            await lose_all(rig)
+            await rig.pass_time(41.0)
+            assert (await lost.answer()).status == 502
+            await settle()
+            rig.demand_nothing_held()
+
+    play(scenario())
+
+
+def test_stages_of_an_output_that_went_on_before_its_kv_had_arrived() -> None:
+    """Stages would overlap: the second transfer would count as what the first token did not hide."""
+
+    async def scenario() -> None:
+        async with Rig(THRICE) as rig:
+            for name in ("p1", "p2"):
+                rig.workers[name].prompt_s = 1.0
+                rig.workers[name].hold("send")
+            call = rig.complete(stream=True, max_tokens=6)
+            await settle()
+            await rig.pass_time(1.5)
+            choice = rig.gateway.desk.live[0]
+            assert (choice.progress.state, choice.pair is not None) == (State.TRANSFERRING, True)
+            rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
+            await rig.pass_time(2.0)
+            for name in ("p1", "p2"):
+                rig.workers[name].go("send")
+            await call.answer()
+            record = rig.records[0]
+            assert [record[f"{name}_s"] for name in ("prompt_started", "first_token", "kv_ready")] == [0.0, 1.0, None]
+            assert (record["second_token_s"], record["longest_gap_s"]) == (2.5, 1.5)
+            found = intervals(record)
+            assert found == {"queue": (0.0, 0.0), "prompt": (0.0, 1.0), "decode": (2.5, record["last_token_s"])}
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("others", [UNSPLIT[1:], ()], ids=["found", "none"])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 60])
+def test_a_client_that_leaves_at_the_cut_leaves_nothing(others: tuple[tuple[str, str], ...], turns: int) -> None:
+    """The pair that is found for a stream would serve it for nobody, or hold its KV."""
+
+    async def scenario() -> None:
+        async with Rig((UNSPLIT[0], *others)) as rig:
+            for worker in rig.workers.values():
+                worker.hold("token 2")
+            call = rig.complete(stream=True, max_tokens=10)
+            await settle()
+            victim = rig.gateway.desk.live[0].pair
+            assert victim is not None
+            rig.workers[victim.token].die()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.leave()
+            await call.answer()
+            for worker in rig.workers.values():
+                worker.go("token 2")
+            await rig.pass_time(1.0)
+            assert [record["outcome"] for record in rig.records] == ["client_gone"]
+            rig.demand_nothing_held()
+            assert rig.gateway.desk.queued == 0
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("side", ["prompt", "token"])
+def test_the_pair_that_goes_on_may_be_lost_too(side: str) -> None:
+    """A second loss, in the prompt phase behind the first, would break the stream off or lose what was kept."""
+
+    async def scenario() -> None:
+        async with Rig(THRICE) as rig:
+            for name in ("t1", "t2", "t3"):
+                rig.workers[name].hold("token 3")
+            call = rig.complete(stream=True, max_tokens=8)
+            await settle()
+            choice = rig.gateway.desk.live[0]
+            for name in ("p1", "p2"):
+                rig.workers[name].hold("prompt")
+            rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
+            await settle()
+            assert (choice.progress.state, choice.progress.attempts) == (State.PREFILLING, 2)
+            pair = choice.pair
+            assert pair is not None
+            rig.workers[pair.prompt if side == "prompt" else pair.token].die()
+            for worker in rig.workers.values():
+                worker.go("prompt")
+                worker.go("token 3")
+            await rig.pass_time(0.5)
+            await call.answer()
+            assert joined(call)[:2] == ("fghijklm", "length")
+            assert (rig.records[0]["attempts"], rig.records[0]["continued"]) == (3, 2)
+            await settle()
+            rig.demand_nothing_held()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("order", ["drain", "role"])
+def test_a_machine_that_is_lost_while_it_drains_costs_a_pause(order: str) -> None:
+    """A machine that is to go, or to change its pool, would take the streams with it that it was to finish."""
+
+    async def scenario() -> None:
+        async with Rig(THRICE) as rig:
+            for name in ("t1", "t2", "t3"):
+                rig.workers[name].hold("token 3")
+            call = rig.complete(stream=True, max_tokens=8)
+            await settle()
+            pair = rig.gateway.desk.live[0].pair
+            assert pair is not None
+            dispatcher, now_s = rig.gateway.dispatcher, rig.clock.now_s()
+            spare = next(name for name in ("t1", "t2", "t3") if name != pair.token)
+            for name in (pair.token, spare):
+                if order == "drain":
+                    dispatcher.drain(name, now_s)
+                else:
+                    dispatcher.set_home(name, "prompt", 1, now_s)
+            rig.workers[pair.token].die()
+            await settle()
+            for worker in rig.workers.values():
+                worker.go("token 3")
+            await rig.pass_time(0.5)
+            await call.answer()
+            assert joined(call)[:2] == ("fghijklm", "length")
+            assert (rig.records[0]["continued"], rig.records[0]["token_machine"] in (pair.token, spare)) == (1, False)
+            await settle()
+            rig.demand_nothing_held()
 
     play(scenario())

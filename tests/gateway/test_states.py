@@ -186,9 +186,10 @@ def test_loss_before_content_is_a_pause(state: State, event: Event) -> None:
 
 
 @pytest.mark.parametrize(("state", "event"), [(s, e) for s, e in LOSSES if s is not State.PREFILLING])
-def test_loss_after_content_is_a_pause_where_others_can_go_on(state: State, event: Event) -> None:
-    """A stream would break off though other machines could go on, start again and repeat text, or be tried for ever."""
-    driver = drive(*TO[state], Event.CONTENT_SENT, can_resume=True)
+@pytest.mark.parametrize("content", [(Event.CONTENT_SENT,), ()], ids=["content", "no content"])
+def test_loss_is_a_pause_where_others_can_go_on(state: State, event: Event, content: tuple[Event, ...]) -> None:
+    """An answer would break off though other machines could go on, start again and repeat text, or be tried no end."""
+    driver = drive(*TO[state], *content, can_resume=True)
     for attempt in range(1, MOST_ATTEMPTS + 1):
         assert driver.progress.attempts == attempt
         actions = driver.tell(event, attempt)
@@ -197,7 +198,8 @@ def test_loss_after_content_is_a_pause_where_others_can_go_on(state: State, even
             assert (driver.progress.state, driver.seen, actions[-1]) == (State.QUEUED, [], Action.CONTINUE)
             for way in TO[state]:
                 driver.tell(way)
-    assert (driver.progress.state, driver.seen) == (State.FAILED, [Action.END_WITH_ERROR])
+    answer = Action.END_WITH_ERROR if content else Action.ANSWER_502
+    assert (driver.progress.state, driver.seen) == (State.FAILED, [answer])
 
 
 @pytest.mark.parametrize("event", [Event.DEADLINE, Event.CANCELLED, Event.NO_CAPACITY, Event.INPUT_REFUSED])

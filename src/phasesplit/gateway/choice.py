@@ -38,7 +38,7 @@ class Choice:
     Attributes:
         order: What is asked for.
         progress: Where it is.
-        output: What the present attempt has made, behind what those before it have sent to the client.
+        output: What the present attempt has made, behind what is kept of those before it.
         continued: How often another pair has gone on where one was lost.
         error: What its client is told; None unless it failed with a client to tell.
         stages: When it reached what.
@@ -99,8 +99,8 @@ class Choice:
         )
 
     def is_at(self, attempt: int) -> bool:
-        """Return whether an attempt is the present one, and not over."""
-        return attempt == self.progress.attempts and not self.progress.ended
+        """Return whether an attempt is the present one, and not over: neither given up nor ended."""
+        return attempt == self.progress.attempts and self.progress.state in HOLDS_TOKEN
 
     def start(self) -> None:
         """Ask for a pair of machines; does nothing unless the choice is in the queue."""
@@ -160,8 +160,14 @@ class Choice:
             self.tell(Event.CONTENT_SENT)
         return True
 
-    def fault(self, error: LegError, attempt: int) -> None:
-        """Take note that a machine did not do its part."""
+    def fault(self, error: LegError, attempt: int, *, is_doubtful: bool = False) -> None:
+        """Take note that a machine did not do its part.
+
+        Args:
+            error: What it did.
+            attempt: The attempt.
+            is_doubtful: Whether the output so far may be wrong too; it is dropped unless the client has it already.
+        """
         if not self.is_at(attempt) or self.pair is None:
             self.tell(error.event, attempt)
             return
@@ -173,6 +179,8 @@ class Choice:
         for name in blamed:
             self._desk.dispatcher.failed(name, now_s)
         self._avoid |= blamed or {pair.prompt, pair.token}
+        if is_doubtful and not self.progress.sent:
+            self.output = Output(self.order, self._desk.codec)
         self.tell(error.event, attempt, error=error)
 
     def lost(self, side: str, attempt: int) -> None:
@@ -187,8 +195,11 @@ class Choice:
             patience_s: See `Desk.patience_s`.
         """
         state, last_s = self.progress.state, self.stages.last_token_s
-        if state is State.QUEUED and self.progress.sent and self.age_s - (last_s or 0.0) > self._desk.limits.idle_s:
-            self.tell(Event.DEADLINE, error=WorkerError("a machine was lost, and no other could go on in time"))
+        if state is State.QUEUED and self._emitted and last_s is not None:
+            # Half an answer on a screen is looked at; one that is not streamed may wait as long as for its first token.
+            limits = self._desk.limits
+            if self.age_s - last_s > (limits.idle_s if self.progress.sent else limits.first_token_s):
+                self.tell(Event.DEADLINE, error=WorkerError("a machine was lost, and no other could go on in time"))
         if self.pair is None or state not in HOLDS_TOKEN:
             return
         if last_s is None or state is State.PREFILLING:
@@ -212,7 +223,7 @@ class Choice:
         """Take note that the prompt phase of an attempt has begun to run."""
         if self.is_at(attempt) and self.progress.state is State.PREFILLING:
             self._desk.dispatcher.prompt_started(self.key, self._desk.clock.now_s())
-            if self.stages.prompt_started_s is None:
+            if self.stages.prompt_started_s is None and not self._emitted:
                 self.stages.prompt_started_s = self.age_s
         self.tell(Event.PROMPT_STARTED, attempt)
 
@@ -228,7 +239,8 @@ class Choice:
         """Take note that all KV of an attempt is on its token machine."""
         if self.is_at(attempt) and self.progress.state in (State.PREFILLING, State.TRANSFERRING):
             self._desk.dispatcher.kv_ready(self.key, self._desk.clock.now_s())
-            self.stages.kv_ready_s = self.stages.kv_ready_s or self.age_s
+            if self.stages.kv_ready_s is None and not self._emitted:
+                self.stages.kv_ready_s = self.age_s
         self.tell(Event.KV_READY, attempt)
 
     def token(self, token: int, scored: Scored | None, place: int, attempt: int, word: str | None) -> None:
@@ -245,13 +257,15 @@ class Choice:
             return
         if token >= self._desk.codec.vocabulary:
             event = Event.TOKEN_LOST if place > self._emitted else Event.PROMPT_LOST
-            self.fault(LegError(f"a machine made token {token}, which the model does not have", event), attempt)
+            foreign = LegError(f"a machine made token {token}, which the model does not have", event)
+            self.fault(foreign, attempt, is_doubtful=True)
             return
         made = self.output.ids
         if place < len(made):
             if made[place] != token:
                 # What comes after it would continue another text than the client's.
-                self.fault(LegError(f"the machines disagree on token {place}", Event.TRANSFER_FAILED), attempt)
+                disagreement = LegError(f"the machines disagree on token {place}", Event.TRANSFER_FAILED)
+                self.fault(disagreement, attempt, is_doubtful=True)
             elif word is not None and place == len(made) - 1:
                 self.last_word(word, attempt)
             return
@@ -300,7 +314,9 @@ class Choice:
             self.error = client_error(action, event, error, self._desk.limits)
 
     def _can_resume(self) -> bool:
-        return self.order.can_resume(tells_output=self._desk.fleet.resumes)
+        # Pieces of a stream that have not been sent are dropped with their attempt, see `claim`.
+        has_output = bool(self.output.ids) and (self.progress.sent or not self._streams)
+        return has_output and self.order.can_resume(tells_output=self._desk.fleet.resumes)
 
     def _piece(self) -> None:
         piece = self.output.piece()
@@ -327,12 +343,13 @@ class Choice:
             self._desk.abort(self.pair.prompt, key, str(event))
 
     def _again(self, *, keeps: bool) -> None:
-        self._desk.retried(self)
+        self._desk.retried(self, continues=keeps)
         if keeps:
             self.continued += 1
             self._emitted = len(self.output.ids)
         else:
             self.output = Output(self.order, self._desk.codec)
+            self._emitted = 0
             self.stages.forget_attempt()
         self._word = None
         if self.progress.attempts == 1:

@@ -149,11 +149,11 @@ class Desk:
         self._orders.add(task)
         task.add_done_callback(self._orders.discard)
 
-    def retried(self, choice: Choice) -> None:
-        """Take note that a choice's attempt has been given up, and another will follow."""
+    def retried(self, choice: Choice, *, continues: bool) -> None:
+        """Take note that a choice's attempt has been given up, and another will follow, behind its output or anew."""
         self._forget(choice)
         self.meters.retries += 1
-        self.meters.continued += choice.progress.sent
+        self.meters.continued += continues
 
     def ended(self, choice: Choice) -> None:
         """Take note that a choice has ended."""

@@ -50,7 +50,7 @@ class Meters:
         responses: Answers, by path and HTTP status.
         absorbed_events: Events that came too late or twice, by event.
         retries: Attempts given up for another pair.
-        continued: Of them, those whose client had content, so that another pair went on behind it.
+        continued: Of them, those whose output was kept, so that another pair went on behind it.
         prompt_tokens: Prompt tokens of completed choices.
         output_tokens: Output tokens, those of attempts that were given up included.
         ttft: Seconds to the first token.

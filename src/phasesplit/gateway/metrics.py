@@ -51,7 +51,7 @@ class GatewayCollector(Collector):
         live = {str(state): states[str(state)] for state in _LIVE_STATES}
         yield _gauge("live_requests", "Choices that are served now, by state.", "state", live)
         yield _total("retries", "Attempts given up for another pair of machines.", meters.retries)
-        yield _total("continued", "Streams that went on with other machines, client's content kept.", meters.continued)
+        yield _total("continued", "Of these, those behind whose output another pair went on.", meters.continued)
         yield _counter(
             "absorbed_events",
             "Events that came too late or twice and changed nothing.",

@@ -10,6 +10,9 @@ from phasesplit.gateway.openai.parsing import output_bound
 from phasesplit.gateway.openai.requests import FOR_TEMPLATES, ChatRequest, CompletionRequest, Message, Sampled, extras
 from phasesplit.gateway.stop import StopScanner
 
+_LOOK_BACK = ("bad_words", "repetition_detection", "thinking_token_budget", "truncate_prompt_tokens", "vllm_xargs")
+"""Extensions of vLLM that ask where the output begins. Source: vllm/sampling_params.py, `SamplingParams`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -39,7 +42,8 @@ class Order:
         """Return whether other machines can go on behind the output so far as if they had made it.
 
         What a grammar allows next is in no token. A machine that takes the output so far for prompt would not count it
-        for presence and frequency (repetition counts both), and would begin the draws of a seed again.
+        for presence and frequency (repetition counts both) or anything else that looks at the output, and would begin
+        the draws of the client's seed again; the gateway's own seed is another one then.
 
         Args:
             tells_output: Whether the machines tell an output that goes on from its prompt.
@@ -49,7 +53,9 @@ class Order:
             return False
         has_penalty = bool(request.presence_penalty or request.frequency_penalty)
         is_repeatable = request.seed is not None and request.temperature != 0
-        return tells_output or not (has_penalty or is_repeatable)
+        given = extras(request)
+        looks_back = any(given.get(name) is not None for name in _LOOK_BACK)
+        return tells_output or not (has_penalty or is_repeatable or looks_back)
 
     def scanner(self) -> StopScanner:
         """Return what finds the choice's stops."""

@@ -11,14 +11,16 @@ STAGES = ("queue", "prompt", "transfer", "wait", "decode")
 
 @dataclass(slots=True)
 class Stages:
-    """Instants of one choice, those of its last attempt.
+    """Instants of one choice, those of the last attempt that began from nothing.
+
+    Attempts that went on behind its output add their tokens, no stages: the pause before them is a gap between tokens.
 
     Attributes:
         arrival_unix_s: Its arrival, seconds since 1970; all others are seconds after it, None where never reached.
         assigned_s: Its pair was chosen.
         prompt_started_s: Its prompt phase began to run.
         first_token_s: Its first token was here.
-        kv_ready_s: All its KV was on its token machine.
+        kv_ready_s: All its KV was on its token machine; None too where that was lost before.
         second_token_s: Its second token was here.
         last_token_s: Its last token was here.
         longest_gap_s: The longest time between two tokens.
@@ -75,18 +77,22 @@ class Stages:
 
 
 def intervals(instants: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return start and end of each stage that a choice went through, seconds after its arrival.
+    """Return start and end of each stage that a choice went through, seconds after its arrival; none overlap.
 
     Queue is until the prompt phase runs, prompt until the first token. Transfer is what of it the first token did not
-    hide; wait is from whole KV to the second token, decode from there to the last.
+    hide; wait is from there to the second token, decode to the last.
 
     Args:
         instants: The instants of a `Stages`, by name.
     """
     names = ("prompt_started_s", "first_token_s", "kv_ready_s", "second_token_s", "last_token_s")
     ends: list[float | None] = [0.0, *(instants[name] for name in names)]
-    found = {}
+    found: dict[str, tuple[float, float]] = {}
+    latest_s = 0.0
     for stage, (start_s, end_s) in zip(STAGES, pairwise(ends), strict=True):
         if start_s is not None and end_s is not None:
-            found[stage] = (start_s, max(start_s, end_s))
+            # The report that all KV is there may come before the first token.
+            begin_s = max(start_s, latest_s)
+            latest_s = max(begin_s, end_s)
+            found[stage] = (begin_s, latest_s)
     return found

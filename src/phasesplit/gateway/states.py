@@ -30,9 +30,9 @@ token_lost       .               LOST                  LOST             LOST    
 transfer_failed  .               LOST                  LOST             LOST             LOST
 ```
 
-LOST is queued/failed/queued/failed: once the client has content, the output goes on elsewhere behind the tokens that
-are here, while attempts are left and machines can do so exactly; else the stream ends with an error event. Before
-content the request starts again from nothing while it has attempts left; else the answer is a 5xx.
+LOST is queued/failed/queued/failed: where tokens are here and machines can go on behind them exactly, the output goes
+on elsewhere while attempts are left; else a stream whose client has content ends with an error event. Before content
+the request starts again from nothing while it has attempts left; else the answer is a 5xx.
 
 Two machines report on two connections, so their reports may cross. KV that is ready before the first token is
 remembered; a token of the token phase that overtakes `kv_ready` implies it, for no token leaves a machine before its
@@ -93,8 +93,8 @@ class Action(StrEnum):
     """What the driver does, in the order given.
 
     `emit` adds the token to the answer, `finish` ends it normally, `end_with_error` ends a begun stream with an error
-    event. `answer_4xx` repeats the refusal's own message; `answer_503` carries Retry-After. `reassign` drops the tokens
-    that no client has seen and asks for another pair; `continue` keeps all tokens and asks for one that goes on. A
+    event. `answer_4xx` repeats the refusal's own message; `answer_503` carries Retry-After. `reassign` drops tokens,
+    which no client has seen, and asks for another pair; `continue` keeps all tokens and asks for one that goes on. A
     release of a side without a reservation (one machine took both phases) does nothing.
     """
 
@@ -120,7 +120,7 @@ class When(Enum):
     """The condition of a row; rows of an entry are tried in order, and the last is always ALWAYS."""
 
     ALWAYS = "always"
-    RESUME = "the client has content, machines can go on behind it, and attempts are left"
+    RESUME = "machines can go on behind the output so far, and attempts are left"
     SENT = "the client has content"
     RETRY = "the client has no content, and attempts are left"
     LANDED = "all KV arrived before the first token"
@@ -149,7 +149,7 @@ class Progress:
         state: Where it is.
         attempts: Pairs assigned so far, >= 0; events of machines carry the number of the attempt they belong to.
         landed: All KV has arrived, though the first token has not.
-        sent: The client has content: from here on a second start would repeat text; another pair goes on instead.
+        sent: The client has content: from here on a second start would repeat text.
     """
 
     state: State = State.QUEUED
@@ -304,7 +304,8 @@ def step(
         most_attempts: How many pairs a request may be given in all, >= 1.
         attempt: The attempt that the reporting machine works for; an event of another one is absorbed. None for events
             of the client and of the gateway itself.
-        can_resume: Returns whether other machines would go on behind the tokens so far as this attempt's would have.
+        can_resume: Returns whether there is output, and other machines would go on behind it as this attempt's would
+            have.
     """
     if attempt is not None and attempt != progress.attempts:
         return progress, (Action.ABSORB,)
@@ -322,12 +323,12 @@ def _chosen(rows: Sequence[Row], progress: Progress, most_attempts: int, *, can_
     """Return the first row whose condition holds."""
     if len(rows) == 1:
         return rows[0]
+    has_attempts = progress.attempts < most_attempts
     holds = {
         When.ALWAYS: True,
-        When.RESUME: progress.sent and progress.attempts < most_attempts and can_resume(),
         When.SENT: progress.sent,
-        When.RETRY: not progress.sent and progress.attempts < most_attempts,
+        When.RETRY: not progress.sent and has_attempts,
         When.LANDED: progress.landed,
         When.TRIED: progress.attempts > 0,
     }
-    return next(row for row in rows if holds[row.when])
+    return next(row for row in rows if (has_attempts and can_resume() if row.when is When.RESUME else holds[row.when]))

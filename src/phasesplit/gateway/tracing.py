@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _TOLD = (
     "request", "choice", "model", "outcome", "finish_reason", "prompt_tokens", "output_tokens", "attempts",
-    "prompt_machine", "token_machine",
+    "continued", "prompt_machine", "token_machine",
 )  # fmt: skip
 
 

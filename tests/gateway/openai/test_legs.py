@@ -147,6 +147,25 @@ def test_choices_have_their_own_seed() -> None:
     assert unseeded == [SEED, SEED + 1, SEED + 2, SEED + 3]
 
 
+def test_an_output_that_goes_on_does_not_use_its_draws_again() -> None:
+    """Machines that take the output for prompt would repeat the luck of its beginning, or the two of a pair differ."""
+
+    def seeds(fields: dict[str, Any], choice: int, emitted: tuple[int, ...]) -> tuple[int, int]:
+        request = request_of(fields)
+        legs = split_legs(
+            request, choice, PROMPT_IDS, most_tokens=100, seed=2**63 - 1, emitted=emitted, prompt_transfer=TO,
+            token_transfer=FROM,
+        )  # fmt: skip
+        assert legs.token is not None
+        return legs.prompt["seed"], legs.token["seed"]
+
+    drawn = [seeds({"n": 3}, choice, (7,) * made) for choice in range(3) for made in (0, 1, 2, 50)]
+    assert all(prompt == token and 0 <= prompt < 2**63 for prompt, token in drawn)
+    assert len(set(drawn)) == len(drawn)
+    # The client's own seed says what comes; only machines that count on from the output's beginning are sent it again.
+    assert seeds({"seed": 5}, 0, (7,)) == (5, 5)
+
+
 def test_largest_seed_has_a_successor() -> None:
     """The second choice would be refused for a seed out of range."""
     assert legs_of({"seed": 2**63 - 1, "n": 2}, 1)[0]["seed"] == -(2**63)

@@ -20,7 +20,9 @@ sends the client whichever copy comes first.
 | all others                           | as sent                             | as sent                              |
 
 Where an output goes on after the loss of a machine, its tokens so far follow the prompt's, `resumed_tokens` says how
-many they are, and the bounds are those of what is still to come.
+many they are, and the bounds are those of what is still to come. Stop strings are left out: they may have begun in text
+that the new machines do not make, or seem to begin in half a character. The gateway's own seed is another one then: a
+machine that takes the output for prompt would use the draws of the same seed a second time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,6 +39,8 @@ _DERIVED = frozenset({
 """Fields that the legs do not simply repeat."""
 
 _SEEDS = 1 << 63
+_APART = 1 << 32
+"""Between the seeds of outputs that go on behind one token more; choices of a request are one apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def split_legs(
         choice: Which choice, 0 to `choice_count` - 1; n choices of the first prompt come first.
         prompt_ids: The choice's prompt.
         most_tokens: Most output tokens in all, >= 0.
-        seed: The gateway's seed for this request, 0 to 2**63 - 1; the same for every attempt.
+        seed: The gateway's seed for this request, 0 to 2**63 - 1; that of an attempt hangs on `emitted` too.
         emitted: The output so far, fewer than `most_tokens`, where it goes on.
         prompt_transfer: The prompt machine's kv_transfer_params: where the KV goes.
         token_transfer: The token machine's kv_transfer_params: where the KV comes from.
@@ -115,12 +119,13 @@ def _shared(
         # Source: vllm/v1/engine/parallel_sampling.py, a choice's seed is the request's plus the choice's number.
         body["seed"] = _wrapped(request.seed + choice % (request.n or 1))
     elif request.temperature != 0:
-        body["seed"] = (seed + choice) % _SEEDS
-    if request.stop_strings:
-        body["stop"] = list(request.stop_strings)
+        body["seed"] = (seed + choice + len(emitted) * _APART) % _SEEDS
+    stops = () if emitted else request.stop_strings
+    if stops:
+        body["stop"] = list(stops)
     if request.stop_tokens:
         body["stop_token_ids"] = list(request.stop_tokens)
-    if request.stop_strings or request.stop_tokens:
+    if stops or request.stop_tokens:
         # A machine that cuts the stop itself also holds text back, and the first token's text would no longer match.
         body["include_stop_str_in_output"] = True
     if request.scored_tokens is not None:
