@@ -80,7 +80,7 @@ class Machine:
 
             half = get_kv_transfer_group()._worker
             if what == "threshold":
-                half._threshold_tokens = order["tokens"]
+                half._mover.threshold_tokens = order["tokens"]
             else:
                 outgoing = half._mover._post.outgoing
                 half._mover.do(lambda: outgoing.disconnect(order["peer"]))

@@ -73,3 +73,23 @@ def test_a_measurement_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> 
         assert (link.latency_s, link.per_layer_s, link.streaming_slowdown) == (0.0, 0.0, 0.2)
         post.close()
         memory.close()
+
+
+def test_more_rounds_outlast_what_disturbs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that starts while others compute would take their work for the link's, for as long as it lives."""
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        memory = SharedPool(LAYOUT, 32)
+        post = Post(Greeting(machine="a", epoch=1, layout=LAYOUT), memory, BlockPool(32), directory=folder)
+        rounds: dict[tuple[int, bool], int] = {}
+
+        def disturbed_at_first(_: Post, __: object, blocks: int, *, layerwise: bool) -> calibration._Times:
+            rounds[blocks, layerwise] = rounds.get((blocks, layerwise), 0) + 1
+            time_s = 1e-3 * (blocks + layerwise) * (1 if rounds[blocks, layerwise] > 3 else 50)
+            return calibration._Times(time_s, time_s / 2)
+
+        monkeypatch.setattr(calibration, "_transfer", disturbed_at_first)
+        link = measure_link(post, transport="unix", rounds=4)
+        assert link.bytes_per_s == pytest.approx(LAYOUT.layers * LAYOUT.block_bytes / 1e-3)
+        assert link.per_layer_s == pytest.approx(1e-3 / LAYOUT.layers)
+        post.close()
+        memory.close()

@@ -1,5 +1,7 @@
 """The connector's halves of two machines, over real transfers, without vLLM."""
 
+import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from phasesplit.domain.link import Link
 from phasesplit.errors import TransferError
 from phasesplit.transfer.chooser import Mode
 from phasesplit.vllm.scheduler_half import SchedulerHalf
@@ -85,6 +88,60 @@ def test_an_offer_in_mid_pass_is_taken_up(pair: Pair) -> None:
     prompt.step({"p.k": (0, 8)}, {"p.k": (2, 3)}, then)
     prompt.until(lambda: "t.k" in token.received, token)
     np.testing.assert_array_equal(token.kv[:, 5:7], prompt.kv[:, 2:4])
+    prompt.until(lambda: prompt.post.outgoing.sent.transfers[Mode.LAYERWISE] == 1)
+
+
+def test_a_threshold_comes_down_the_line(tmp_path: Path) -> None:
+    """Wrong if what the link was measured is not told, or the threshold that follows from it is not obeyed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "line"))
+        listener.listen(1)
+        prompt = Half("p", tmp_path, seed=1, reports=str(tmp_path / "line"), threshold_tokens=None)
+        token = Half("t", tmp_path, seed=2)
+        line, _ = listener.accept()
+    try:
+        hello = json.loads(line.recv(1 << 16))["hello"]
+        assert hello["threshold_tokens"] is None
+        assert Link(**hello["link"]).bytes_per_s > 0
+        sent = prompt.post.outgoing.sent
+        assert not sum(sent.transfers.values())  # what was sent to measure is no traffic
+        for key, mode in (("before", Mode.SERIALIZED), ("after", Mode.LAYERWISE)):
+            request = prompt.prompt_leg(key, 8, token)
+            token.token_leg(key, 8, prompt, (5, 6))
+            offered((prompt, token), f"p.{key}")
+            prompt.step({f"p.{key}": (0, 8)}, {f"p.{key}": (2, 3)})
+            prompt.finish(request, (2, 3))
+            prompt.until(lambda key=key: f"p.{key}" in prompt.sent, token)  # type: ignore[misc]
+            assert sent.transfers[mode] == 1
+            line.send(b'{"threshold_tokens": 8}')
+            prompt.until(lambda: prompt.worker._mover.threshold_tokens == 8)
+    finally:
+        prompt.close()
+        token.close()
+        line.close()
+
+
+@pytest.mark.parametrize("thresholds", [(1, 1000, 1000, 1000), (1000, 1, 1, 1), (1000, 1000, 1, 1000)])
+def test_a_threshold_that_changes_in_mid_prompt(pair: Pair, thresholds: tuple[int, ...]) -> None:
+    """Wrong if blocks are lost, or sent from another place, because the way of a prompt is thought over on its way."""
+    prompt, token = pair
+    blocks = tuple(range(8))
+    prompt.prompt_leg("k", 30, token)
+    token.token_leg("k", 30, prompt, blocks)
+    offered(pair, "p.k")
+    prompt.worker._mover.threshold_tokens = thresholds[0]
+    for done, tokens, threshold in zip((0, 10, 19), (10, 9, 11), thresholds[1:], strict=True):
+
+        def then(layer: int, threshold: int = threshold) -> None:
+            if layer == 1:  # the line is heard while the model computes
+                prompt.worker._mover.threshold_tokens = threshold
+
+        first, end = done // BLOCK_TOKENS, -(-(done + tokens) // BLOCK_TOKENS)
+        prompt.kv[:, first:end] = done
+        prompt.step({"p.k": (done, tokens)}, {"p.k": blocks}, then)
+    prompt.until(lambda: "t.k" in token.received, token)
+    assert not token.failed
+    np.testing.assert_array_equal(token.kv[:, :8], prompt.kv[:, :8])
     prompt.until(lambda: prompt.post.outgoing.sent.transfers[Mode.LAYERWISE] == 1)
 
 

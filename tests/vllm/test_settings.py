@@ -13,6 +13,7 @@ from phasesplit.vllm.staging import Slots, slots_for
 def test_settings_are_read() -> None:
     """Wrong if what a person sets is ignored, or a misspelt name is not told."""
     assert Settings.from_extra_config({"machine": "a", "epoch": 3, "threshold_tokens": 7}).threshold_tokens == 7
+    assert Settings.from_extra_config({"machine": "a", "epoch": 3}).threshold_tokens is None
     with pytest.raises(TransferError, match="unknown name 'treshold_tokens'"):
         Settings.from_extra_config({"machine": "a", "epoch": 3, "treshold_tokens": 7})
     with pytest.raises(TransferError, match=r"epoch: got '3', allowed is int"):

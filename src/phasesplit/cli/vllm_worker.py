@@ -49,6 +49,14 @@ def vllm_worker(
     block_tokens: Annotated[
         int, option("--block-tokens", text="Tokens of a KV block: the gateway's, 32.", metavar="N")
     ] = 32,
+    layerwise_from_tokens: Annotated[
+        int | None,
+        option(
+            "--layerwise-from-tokens",
+            text="Shortest prompt whose KV leaves layer by layer; by default it follows from measurements.",
+            metavar="N",
+        ),
+    ] = None,
     host: Annotated[
         str | None,
         option("--host", text="Address to listen at; by default the one that faces the gateway.", metavar="ADDRESS"),
@@ -91,6 +99,8 @@ def vllm_worker(
         raise SpecError.unknown("--home", home, ROLES)
     if not model:
         raise SpecError("--model: vLLM needs a directory with safetensors or a hub's name")
+    if layerwise_from_tokens is not None and layerwise_from_tokens < 0:
+        raise SpecError.bad("--layerwise-from-tokens", layerwise_from_tokens, "a whole number, 0 or more")
     demand_vllm(python or sys.executable)
     gateway = Gateway.from_text(join) if join is not None else None
     key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(KEY_VARIABLE)
@@ -111,6 +121,7 @@ def vllm_worker(
             kv_bytes=bytes_of(kv_memory, "--kv-memory"),
             block_tokens=block_tokens,
             transfer_host=number(address, gateway),
+            threshold_tokens=layerwise_from_tokens,
             environment={**os.environ, **({KEY_VARIABLE: key} if key else {})},
         )
         place = WorkerPlace(

@@ -7,12 +7,10 @@ import numpy as np
 
 from phasesplit.engine.batch import Batch
 from phasesplit.engine.iteration import Computes
-from phasesplit.scheduling.rules import Rules, Transfer
+from phasesplit.scheduling.rules import Rules
 from phasesplit.transfer.calibration import link_text, measure_link
-from phasesplit.transfer.chooser import Floats, threshold_tokens
+from phasesplit.transfer.chooser import Floats, ruled_tokens, threshold_tokens
 from phasesplit.transfer.post import Post
-
-_NEVER_TOKENS = 1 << 31
 
 
 class Calibrated(NamedTuple):
@@ -48,17 +46,10 @@ def calibrated(post: Post, forward: Computes, rules: Rules, *, transport: str) -
         return s_per_token * tokens
 
     link = measure_link(post, transport=transport)
-    threshold = _ruled_tokens(rules)
+    threshold = ruled_tokens(rules)
     if threshold is None:
         threshold = threshold_tokens(post.greeting.layout, prompt_time_s, link)
     return Calibrated(threshold, link_text(link, threshold))
-
-
-def _ruled_tokens(rules: Rules) -> int | None:
-    """Return the threshold that the rules set, None where they leave it to the link."""
-    if rules.transfer is Transfer.AUTO:
-        return rules.layerwise_from_tokens
-    return 0 if rules.transfer is Transfer.LAYERWISE else _NEVER_TOKENS
 
 
 def _prompt_s_per_token(post: Post, forward: Computes) -> float:

@@ -10,6 +10,7 @@ from phasesplit.files.rules import rules_settings
 from phasesplit.files.serve_files import BLOCK_TOKENS, ServedCluster, VllmOptions
 from phasesplit.scheduling.rules import Rules
 from phasesplit.serving.supervisor import Command
+from phasesplit.transfer.chooser import ruled_tokens
 
 JOIN_KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
 """Where workers find the key of their cluster; keys do not belong into command lines, which everybody sees."""
@@ -52,7 +53,7 @@ def _command(name: str, role: str, cluster: ServedCluster, around: Surroundings)
         "--sockets", around.sockets, "--drain", f"{cluster.drain_s:g} s", "--parent", str(os.getpid()),
     ]  # fmt: skip
     if cluster.vllm is not None:
-        return _vllm_command(fixed, cluster.vllm)
+        return _vllm_command(fixed, cluster.vllm, ruled_tokens(cluster.rules))
     for field, value in _changed(cluster.rules).items():
         fixed += ["--set", f"{field}={value}"]
     if cluster.core_share < 1.0:
@@ -66,8 +67,10 @@ def _command(name: str, role: str, cluster: ServedCluster, around: Surroundings)
     return command
 
 
-def _vllm_command(fixed: list[str], vllm: VllmOptions) -> Command:
+def _vllm_command(fixed: list[str], vllm: VllmOptions, threshold_tokens: int | None) -> Command:
     options = [*fixed, "--connector", vllm.connector, *(["--python", vllm.python] if vllm.python else [])]
+    if threshold_tokens is not None:
+        options += ["--layerwise-from-tokens", str(threshold_tokens)]
     return lambda epoch: [*options, "--epoch", str(epoch), "--", *vllm.arguments]
 
 

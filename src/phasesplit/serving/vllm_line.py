@@ -35,9 +35,11 @@ class ConnectorLine:
 
     def abort(self, key: str) -> None:
         """Let the connector drop what it has of a key; nothing happens where there is no connector."""
-        if self._line is not None:
-            with contextlib.suppress(OSError):
-                self._line.send(json.dumps({"abort": key}).encode())
+        self._order({"abort": key})
+
+    def set_threshold(self, tokens: int) -> None:
+        """Let KV of prompts that begin from now on leave layer by layer if they have so many tokens, >= 0."""
+        self._order({"threshold_tokens": tokens})
 
     def close(self) -> None:
         """Hang up: the connector's process ends then."""
@@ -48,6 +50,11 @@ class ConnectorLine:
                 end.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
+
+    def _order(self, order: dict[str, Any]) -> None:
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.send(json.dumps(order).encode())
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()

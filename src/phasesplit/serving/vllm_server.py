@@ -43,7 +43,8 @@ class VllmSettings:
         block_tokens: Tokens of a KV block.
         sockets: Directory of the Unix sockets over which workers of this host share memory.
         transfer_host: Address, as a number, at which workers of other hosts reach its KV.
-        start_s: Seconds that vLLM may take to come up.
+        threshold_tokens: The shortest prompt whose KV leaves layer by layer, >= 0; None: follows from measurements.
+        start_s: Seconds that vLLM may take to come up, and then to answer each of its first requests.
         environment: What vLLM finds in its environment, the cluster's join key among it.
     """
 
@@ -59,6 +60,7 @@ class VllmSettings:
     kv_bytes: int = 1 << 30
     block_tokens: int = 32
     transfer_host: str = "127.0.0.1"
+    threshold_tokens: int | None = None
     start_s: float = 600.0
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
@@ -114,7 +116,7 @@ def _transfer(settings: VllmSettings, line: str) -> dict[str, Any]:
         return {"kv_connector": "NixlConnector", **shared}
     extra = {
         "machine": settings.name, "epoch": settings.epoch, "sockets": settings.sockets,
-        "transfer_host": settings.transfer_host, "reports": line,
+        "transfer_host": settings.transfer_host, "reports": line, "threshold_tokens": settings.threshold_tokens,
     }  # fmt: skip
     return {
         "kv_connector": "PhaseSplitConnector",

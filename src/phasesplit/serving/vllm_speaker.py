@@ -9,11 +9,16 @@ from typing import Any
 import aiohttp
 
 from phasesplit._version import __version__
+from phasesplit.domain.link import Link
 from phasesplit.engine.server_feed import Feed
 from phasesplit.serving.vllm_legs import Legs
 from phasesplit.serving.vllm_line import ConnectorLine
 from phasesplit.serving.vllm_metrics import Figures, read_figures
 from phasesplit.serving.vllm_server import VllmServer, VllmSettings
+from phasesplit.serving.vllm_warming import FirstRequests, between
+from phasesplit.transfer.calibration import link_text
+from phasesplit.transfer.chooser import threshold_tokens
+from phasesplit.transfer.layout import KvLayout
 
 _LOOK_S = 0.5
 _STALE_S = 30.0
@@ -40,6 +45,8 @@ class VllmSpeaker:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.url = ""
         self._hello: dict[str, Any] = {}
+        self._threshold_tokens: int | None = None
+        self._link = ""
         self._moved: Mapping[str, Any] = {}
         self._missed = 0
         self._context_tokens = self._memory_bytes = 0
@@ -70,8 +77,27 @@ class VllmSpeaker:
         async with self.session.get(f"{self.server.url}/v1/models") as answer:
             self._context_tokens = (await answer.json())["data"][0]["max_model_len"]
         await self._look()
-        self._memory_bytes = await asyncio.to_thread(self.server.resident_bytes)
         self._looking = asyncio.create_task(self._keep_looking())
+
+    async def warm_up(self) -> None:
+        """Let the server, once looked after, answer what no client waits for, and settle which KV leaves by layers.
+
+        Raises:
+            SpecError: It does not answer as it should.
+        """
+        first = FirstRequests(
+            self.session, self.server.url, self.names[0], self._context_tokens, within_s=self.settings.start_s
+        )
+        await first.warm_up()
+        self._memory_bytes = await asyncio.to_thread(self.server.resident_bytes)
+        if "link" not in self._hello:  # a connector greets before its server serves: there is none of ours
+            return
+        link, tokens = Link(**self._hello["link"]), self._hello["threshold_tokens"]
+        if tokens is None:
+            layout = KvLayout(**self._hello["layout"])
+            tokens = threshold_tokens(layout, between(await first.prompt_times_s()), link)
+            self._line.set_threshold(tokens)
+        self._threshold_tokens, self._link = tokens, link_text(link, tokens)
 
     def facts(self) -> dict[str, Any]:
         """See `Speaker`."""
@@ -91,8 +117,9 @@ class VllmSpeaker:
             ),
             # Where the other machine's worker calls, see `vllm_meetings`.
             "address": {**self._hello.get("address", {}), "http": self.url},
-            "threshold_tokens": self._hello.get("threshold_tokens"),
-            "link": self._hello.get("link", ""),
+            "threshold_tokens": self._threshold_tokens,
+            "measured_link": self._hello.get("link"),
+            "link": self._link,
             "block_tokens": figures.block_tokens,
             "context_tokens": self._context_tokens,
             "capacity_blocks": figures.blocks,

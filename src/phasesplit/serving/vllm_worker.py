@@ -31,7 +31,7 @@ async def run_vllm_worker(
         say: Takes one line for the log.
 
     Raises:
-        SpecError: vLLM does not start, or the address cannot be had.
+        SpecError: vLLM does not start or does not serve, or the address cannot be had.
     """
     line = os.path.join(settings.sockets, f"{settings.name}.{settings.epoch}.line")
     server = VllmServer(settings, line)
@@ -41,6 +41,7 @@ async def run_vllm_worker(
             await server.start(session)
             listening = Listening(place.host, place.port)
             await speaker.start(place.url(listening))
+            await speaker.warm_up()
             proxy = VllmProxy(speaker, place.key)
             computing = [
                 Route("/v1/completions", proxy, methods=["POST"]),

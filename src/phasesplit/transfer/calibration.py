@@ -36,8 +36,8 @@ class _Probe:
     layerwise: bool = False
 
 
-def measure_link(post: Post, *, transport: str, enough_s: float = _ENOUGH_S) -> Link:
-    """Return latency, bandwidth, cost per layer and slowdown of the prompt phase; it takes less than 0.1 s.
+def measure_link(post: Post, *, transport: str, rounds: int = _ROUNDS, enough_s: float = _ENOUGH_S) -> Link:
+    """Return latency, bandwidth, cost per layer and slowdown of the prompt phase; it takes less than 0.1 s by default.
 
     The post sends zeros from free blocks of its pool to others of them, which leaves the pool as it was. Both ends
     share one thread here, so the bandwidth is that of two machines on one core; with a core each they are faster. The
@@ -49,6 +49,7 @@ def measure_link(post: Post, *, transport: str, enough_s: float = _ENOUGH_S) -> 
     Args:
         post: A post that is doing nothing else.
         transport: `unix`, `tcp` or `nixl`: the way, as the post's address calls it.
+        rounds: How often each transfer is repeated, >= 1; the shortest time of each counts.
         enough_s: No transfer begins after so long, once a small one, a large one and one by layers are done, >= 0.
 
     Raises:
@@ -64,7 +65,7 @@ def measure_link(post: Post, *, transport: str, enough_s: float = _ENOUGH_S) -> 
         raise TransferError(f"{post.free.free} blocks are free, a measurement needs 4")
     address = {**post.address, "unix": None, "tcp": None, "nixl": None, transport: post.address[transport]}
     try:
-        best = _best_times(post, address, sizes, enough_s)
+        best = _best_times(post, address, sizes, rounds, enough_s)
     finally:
         post.outgoing.disconnect(post.greeting.machine)
         post.drive()
@@ -91,13 +92,13 @@ def link_text(link: Link, threshold_tokens: int) -> str:
     )
 
 
-def _best_times(post: Post, address: Address, sizes: list[int], enough_s: float) -> dict[_Probe, _Times]:
+def _best_times(post: Post, address: Address, sizes: list[int], rounds: int, enough_s: float) -> dict[_Probe, _Times]:
     """Return the shortest times of each kind of transfer; the three without which there is no link come first."""
     end_s = time.perf_counter() + enough_s
     needed = [_Probe(sizes[0]), _Probe(sizes[-1]), _Probe(1, layerwise=True)]
     probes = needed + [_Probe(blocks) for blocks in sizes[1:-1]]
     best: dict[_Probe, _Times] = {}
-    for place, probe in enumerate(probes * _ROUNDS):
+    for place, probe in enumerate(probes * rounds):
         if place >= len(needed) and time.perf_counter() >= end_s:
             break
         times = _transfer(post, address, probe.blocks, layerwise=probe.layerwise)

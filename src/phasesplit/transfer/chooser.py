@@ -9,10 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 from phasesplit.domain.link import Link, layerwise_threshold_tokens
 from phasesplit.domain.model import Model
 from phasesplit.errors import TransferError
+from phasesplit.scheduling.rules import Rules, Transfer
 from phasesplit.transfer.layout import ITEM_BYTES, KvLayout
 
 Floats = NDArray[np.float64]
 _SLOWEST_BYTES_PER_S = 1.0
+_NEVER_TOKENS = 1 << 31
 
 
 class Mode(Enum):
@@ -79,11 +81,22 @@ def threshold_tokens(layout: KvLayout, prompt_time_s: Callable[[Floats], Floats]
     return layerwise_threshold_tokens(model, prompt_time_s, link)
 
 
+def ruled_tokens(rules: Rules) -> int | None:
+    """Return the smallest prompt that rules send layer by layer, None where they leave it to the link.
+
+    Args:
+        rules: Of which `transfer` and `layerwise_from_tokens` count.
+    """
+    if rules.transfer is Transfer.AUTO:
+        return rules.layerwise_from_tokens
+    return 0 if rules.transfer is Transfer.LAYERWISE else _NEVER_TOKENS
+
+
 def choose(prompt_tokens: int, threshold: int) -> Mode:
     """Return how a prompt's KV travels.
 
     Args:
         prompt_tokens: Tokens of the prompt, >= 1.
-        threshold: Result of `threshold_tokens`.
+        threshold: Result of `threshold_tokens` or `ruled_tokens`.
     """
     return Mode.LAYERWISE if prompt_tokens >= threshold else Mode.SERIALIZED

@@ -7,20 +7,23 @@ from dataclasses import asdict
 from pathlib import Path
 
 from phasesplit.transfer.blocks import BlockPool
-from phasesplit.transfer.calibration import link_text, measure_link
+from phasesplit.transfer.calibration import measure_link
 from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.outgoing import Sent
 from phasesplit.transfer.post import Post
 from phasesplit.transfer.shared_memory import SharedPool
 from phasesplit.transfer.timing import Patience
 from phasesplit.vllm.mover import Mover
 from phasesplit.vllm.reports import Reports
-from phasesplit.vllm.settings import Settings
+from phasesplit.vllm.settings import USUAL_THRESHOLD_TOKENS, Settings
 from phasesplit.vllm.staging import Device, Slots, slots_for
 from phasesplit.vllm.worker_half import WorkerHalf
 
 JOIN_KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
 """Names the cluster's key in the environment: arguments of a process can be read by every user of its host."""
 _HEAD_BYTES = 1 << 16
+_LINK_ROUNDS, _LINK_S = 30, 1.0
+"""Little beside vLLM's own start, during which others of the host keep its processors busy."""
 _USUAL_PROMPTS = 4
 
 
@@ -61,15 +64,19 @@ def worker_half(
         patience=Patience(**(settings.patience or {})),
         secret=key,
     )
-    reports = Reports(settings.reports)
+    reports, threshold_tokens = Reports(settings.reports), settings.threshold_tokens
     if reports.is_wanted:
-        transport = "unix" if settings.sockets is not None else "tcp"
-        link = link_text(measure_link(post, transport=transport), settings.threshold_tokens)
-        hello = {"layout": asdict(layout), "address": post.address, "link": link, "staging_slots": count}
-        reports.tell({"hello": hello | {"threshold_tokens": settings.threshold_tokens}})
+        link = measure_link(
+            post, transport="unix" if settings.sockets is not None else "tcp", rounds=_LINK_ROUNDS, enough_s=_LINK_S
+        )
+        post.outgoing.sent = Sent()  # what was sent to measure is no traffic
+        hello = {"layout": asdict(layout), "address": post.address, "link": asdict(link), "staging_slots": count}
+        reports.tell({"hello": hello | {"threshold_tokens": threshold_tokens}})
     slots = Slots(count, count)
-    mover = Mover(post, device, slots, reports)
-    return WorkerHalf(mover, device, slots, reports, layout, settings.threshold_tokens)
+    mover = Mover(
+        post, device, slots, reports, USUAL_THRESHOLD_TOKENS if threshold_tokens is None else threshold_tokens
+    )
+    return WorkerHalf(mover, device, slots, reports, layout)
 
 
 def _listening(settings: Settings, port: int | None) -> tuple[str, int] | None:

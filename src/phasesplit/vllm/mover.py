@@ -10,6 +10,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from phasesplit.transfer.post import Post
 from phasesplit.vllm.arrivals import Arrivals
@@ -30,14 +31,17 @@ class Mover:
         device: vLLM's blocks.
         slots: Staging slots for KV that leaves.
         reports: Who is told.
+        threshold_tokens: The shortest prompt that leaves layer by layer.
 
     Attributes:
+        threshold_tokens: As above. This thread sets it when it is told to, the model's thread reads it: a whole number
+            at a time, so without a lock. It counts until a prompt has its staging slots; then its way is settled.
         departures: KV that leaves; its methods are for calls of `do`.
         arrivals: KV that comes in; the same.
     """
 
-    def __init__(self, post: Post, device: Device, slots: Slots, reports: Reports) -> None:
-        self._post, self._reports = post, reports
+    def __init__(self, post: Post, device: Device, slots: Slots, reports: Reports, threshold_tokens: int) -> None:
+        self._post, self._reports, self.threshold_tokens = post, reports, threshold_tokens
         self._ended, self._news = Ended(), threading.Condition()
         layers = post.greeting.layout.layers
         self.departures = Departures(post.outgoing, device, slots, reports, self._sent, layers=layers)
@@ -116,8 +120,14 @@ class Mover:
         while self._calls:
             self._calls.popleft()()
         for order in self._reports.orders():
-            self.departures.abort_key(str(order.get("abort")), "aborted")
+            self._obey(order)
         self._post.drive()
         # What touches the post may take in what has come since, so nothing is left to look at before it sleeps.
         while self.departures.advance() | self.arrivals.advance():
             pass
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        if "threshold_tokens" in order:
+            self.threshold_tokens = int(order["threshold_tokens"])
+        else:
+            self.departures.abort_key(str(order.get("abort")), "aborted")

@@ -6,6 +6,9 @@ from typing import Any
 
 from phasesplit.errors import TransferError
 
+USUAL_THRESHOLD_TOKENS = 256
+"""Shortest prompt that leaves layer by layer where nobody sets it, and nobody measures. Source: assumed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -22,7 +25,8 @@ class Settings:
         model: Text that is equal where weights are; empty: made from the model's directory or name.
         staging_bytes: Memory of the host between vLLM's blocks and the wire, taken as it is used; 0: room for two
             prompts of the longest length that leave and two that come in.
-        threshold_tokens: The shortest prompt that leaves layer by layer.
+        threshold_tokens: The shortest prompt that leaves layer by layer, >= 0; None: what the process that speaks for
+            the machine makes of its measurements, and `USUAL_THRESHOLD_TOKENS` until then.
         patience: Seconds by name, for `transfer.timing.Patience`.
     """
 
@@ -35,7 +39,7 @@ class Settings:
     reports: str | None = None
     model: str = ""
     staging_bytes: int = 0
-    threshold_tokens: int = 256
+    threshold_tokens: int | None = None
     patience: Mapping[str, float] | None = None
 
     @classmethod

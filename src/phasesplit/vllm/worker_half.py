@@ -34,14 +34,11 @@ class WorkerHalf:
         slots: Staging slots for KV that leaves.
         reports: Who is told.
         layout: The model's KV.
-        threshold_tokens: The shortest prompt that leaves layer by layer.
     """
 
-    def __init__(
-        self, mover: Mover, device: Device, slots: Slots, reports: Reports, layout: KvLayout, threshold_tokens: int
-    ) -> None:
+    def __init__(self, mover: Mover, device: Device, slots: Slots, reports: Reports, layout: KvLayout) -> None:
         self._mover, self._device, self._slots, self._reports = mover, device, slots, reports
-        self._layout, self._threshold_tokens = layout, threshold_tokens
+        self._layout = layout
         self._leaving: dict[str, Leaving] = {}
         self._parts: list[_Part] = []
         self._computes = True
@@ -103,7 +100,7 @@ class WorkerHalf:
         if leaving.slots is not None:
             return True
         order = leaving.order
-        if not leaving.is_offered or choose(order.tokens, self._threshold_tokens) is Mode.SERIALIZED:
+        if not leaving.is_offered or choose(order.tokens, self._mover.threshold_tokens) is Mode.SERIALIZED:
             return False
         leaving.slots = self._slots.take(self._layout.blocks_for(order.tokens))
         if leaving.slots is not None:
