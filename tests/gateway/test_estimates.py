@@ -32,15 +32,38 @@ def test_prompt_rate_counts_busy_time_once() -> None:
     assert rate.per_s() is None
     rate.begin(0.0)
     rate.begin(0.0)
-    rate.end(300, 1.0)
-    rate.end(100, 1.0)
-    assert rate.per_s() == pytest.approx(400.0)
+    rate.end(3_000, 1.0)
+    rate.end(1_000, 1.0)
+    assert rate.per_s() == pytest.approx(4_000.0)
     rate.begin(100.0)
-    rate.end(400, 101.0)
-    assert rate.per_s() == pytest.approx(400.0)
+    rate.end(4_000, 101.0)
+    assert rate.per_s() == pytest.approx(4_000.0)
     rate.begin(200.0)
     rate.end(0, 202.0)
-    assert rate.per_s() == pytest.approx(200.0)
+    assert rate.per_s() == pytest.approx(2_000.0)
+
+
+def test_a_slow_first_prompt_says_nothing_yet() -> None:
+    """A machine whose first prompt is slow would have requests turned away that it computes in a moment."""
+    rate = PromptRate()
+    rate.begin(0.0)
+    rate.end(40, 4.0)
+    assert rate.per_s() is None
+    rate.begin(10.0)
+    rate.end(PromptRate.TRUSTED_TOKENS - 41, 11.0)
+    assert rate.per_s() is None
+    rate.begin(20.0)
+    rate.end(1, 20.0)
+    assert rate.per_s() == pytest.approx(PromptRate.TRUSTED_TOKENS / 5.0)
+
+
+def test_the_slowest_machine_gets_its_rate() -> None:
+    """A machine that computes fewer tokens than are asked for in all the time remembered would take any backlog."""
+    rate = PromptRate()
+    for prompt in range(100):
+        rate.begin(100.0 * prompt)
+        rate.end(10, 100.0 * prompt + 10.0)
+    assert rate.per_s() == pytest.approx(1.0)
 
 
 def test_prompt_rate_forgets() -> None:

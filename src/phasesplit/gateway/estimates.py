@@ -37,8 +37,14 @@ class PromptRate:
 
     The last minute or so of such time counts. Prompts that were given up count with their time, not with their tokens:
     the rate is rather too low.
+
+    A rate is told from `TRUSTED_TOKENS` on: a machine's first prompts may be slow, and requests that are turned away
+    because of them would never show that it is fast. Until then machines are taken to be like the others, and where
+    none is known, only the pending tokens are bounded (`Backlog.most_pending_tokens`). All tokens ever computed count
+    for that: a machine so slow that a minute of it is fewer gets its rate too, only later.
     """
 
+    TRUSTED_TOKENS = 1_000
     _REMEMBERED_S = 60.0
 
     def __init__(self) -> None:
@@ -46,6 +52,7 @@ class PromptRate:
         self._since_s = 0.0
         self._tokens = 0.0
         self._busy_s = 0.0
+        self._ever_tokens = 0
 
     def begin(self, now_s: float) -> None:
         """Take in a prompt that waits or runs."""
@@ -59,13 +66,16 @@ class PromptRate:
         self._since_s = now_s
         self._prompts -= 1
         self._tokens += tokens
+        self._ever_tokens += tokens
         if self._busy_s > self._REMEMBERED_S:
             self._tokens /= 2
             self._busy_s /= 2
 
     def per_s(self) -> float | None:
-        """Return the rate, None where nothing has been measured."""
-        return self._tokens / self._busy_s if self._tokens and self._busy_s else None
+        """Return the rate, None where too little has been measured."""
+        if self._ever_tokens < self.TRUSTED_TOKENS or not (self._tokens and self._busy_s):
+            return None
+        return self._tokens / self._busy_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
