@@ -215,6 +215,8 @@ def test_closing_ends_at_once_what_is_asked(cluster: str) -> None:
 
 
 LOCAL = (
+    "import signal\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # as in test_workers
     "from phasesplit.workers import open_workers\n"
     "from workers.answers import sleep\n"
     "try:\n"

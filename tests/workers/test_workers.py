@@ -174,6 +174,9 @@ def test_what_an_answer_prints_stays_out_of_the_output(tmp_path: Path) -> None:
 
 
 ASKS_FOR_LONG = (
+    "import signal\n"
+    # A shell without job control starts what runs in the background, such as these tests, deaf to Ctrl-C.
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from phasesplit.workers import open_workers\n"
     "from workers.answers import sleep\n"
     "with open_workers(sleep, count=2) as workers:\n"
