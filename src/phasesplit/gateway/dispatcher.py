@@ -1,7 +1,8 @@
 """The dispatcher: which pair of machines each request gets, and what is booked for it when.
 
-It keeps three books and changes them together: the scheduling ledger, through calls that are recorded (`decisions`);
-the leases of KV blocks (`leases`); and the machines (`roster`). It opens no sockets and reads no clock.
+Three books change together: the scheduling ledger, through calls that are recorded (`decisions`); the leases of KV
+blocks (`leases`); and the machines (`roster`). What of it is a request's own is in `booking`; here is who may come, and
+what follows from what happens. It opens no sockets and reads no clock.
 
 A request is known by a *key*, which names the attempt too: a call about a key that has ended, or was given up, changes
 nothing. All instants are seconds on the gateway's clock.
@@ -12,11 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from phasesplit.errors import GatewayError, RequestError
-from phasesplit.gateway.booking import Booking
+from phasesplit.gateway.booking import Booking, Bookings
 from phasesplit.gateway.breaker import BreakerRule
 from phasesplit.gateway.decisions import Decisions, Sink
 from phasesplit.gateway.estimates import SOON_S, Backlog, OutputLength
-from phasesplit.gateway.leases import Leases, Purpose, Reason
+from phasesplit.gateway.leases import Reason
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.roster import Roster, check_home
 from phasesplit.gateway.verdicts import Lost, MachineView, Move, NoCapacity, Pair, TooLong
@@ -32,7 +33,6 @@ class Dispatcher:
         leases: Who holds KV blocks where.
         counts: Requests `placed`, of them with `same_machine` for both phases, tried again (`retried`), and while the
             cluster was `degraded`; those answered `too_long` and `no_capacity`.
-        pending_prompt_tokens: Tokens of prompts that wait or run.
     """
 
     def __init__(
@@ -60,16 +60,15 @@ class Dispatcher:
         Raises:
             SpecError: The rules are not for a live cluster.
         """
-        self.leases = Leases()
         self.counts: Counter[str] = Counter()
-        self.pending_prompt_tokens = 0
         self._block_tokens = rules.block_tokens
         self._lease_s = (limits or Limits()).lease_s
         self._backlog = backlog or Backlog()
         self._decisions = Decisions(rules, most_machines, sink=sink)
         self._roster = Roster(self._decisions, most_machines, breaker or BreakerRule(), on_move)
         self._lengths = OutputLength()
-        self._live: dict[str, Booking] = {}
+        self._bookings = Bookings(self._decisions, self._roster, block_tokens=rules.block_tokens, lease_s=self._lease_s)
+        self.leases = self._bookings.leases
 
     def join(
         self,
@@ -107,10 +106,7 @@ class Dispatcher:
         if member is None or member.off:
             return ()
         member.off = True
-        needed = [live for live in self._live.values() if live.needs(member)]
-        lost = tuple(Lost(live.key, "token" if live.token is member else "prompt") for live in needed)
-        for live in needed:
-            self._end(live, Reason.WORKER_LOST, now_s)
+        lost = self._bookings.lose(member, now_s)
         self._roster.switch_off(member)
         return lost
 
@@ -194,7 +190,7 @@ class Dispatcher:
         Raises:
             GatewayError: The key is in use, or there are no tokens.
         """
-        if key in self._live or prompt_tokens < 1 or most_output_tokens < 1:
+        if self._bookings.get(key) is not None or prompt_tokens < 1 or most_output_tokens < 1:
             raise GatewayError(
                 f"request {key}: opened twice, or without tokens ({prompt_tokens}, {most_output_tokens})"
             )
@@ -218,12 +214,7 @@ class Dispatcher:
                 f" {self.most_tokens} tokens that the smallest machine holds"
             )
         self._roster.report_moves()
-        members = self._roster.members
-        live = Booking(
-            key, placed.slot, members.at(placed.prompt_machine), members.at(placed.token_machine), prompt_tokens
-        )
-        self._live[key] = live
-        self._reserve(live, prompt_tokens, expected, now_s)
+        live = self._bookings.book(key, placed, prompt_tokens, expected, now_s)
         self._count(live, retried=is_retry)
         for member in {live.prompt, live.token}:
             if member.tried:
@@ -232,25 +223,21 @@ class Dispatcher:
 
     def prompt_started(self, key: str, now_s: float) -> bool:
         """Book that a prompt phase has begun to run; return whether that was new."""
-        live = self._live.get(key)
+        live = self._bookings.get(key)
         if live is None or live.started:
             return False
-        live.started = True
-        self._decisions.begin_prompt(live.slot, now_s)
+        self._bookings.begin_prompt(live, now_s)
         return True
 
     def first_token(self, key: str, now_s: float) -> bool:
         """Book a first token; return whether that was new. Where all KV has arrived before, the prompt side is free."""
-        live = self._live.get(key)
+        live = self._bookings.get(key)
         if live is None or not live.computing:
             return False
-        live.started = True
-        self._computed(live, live.computing, now_s)
-        self._decisions.end_prompt_phase(live.slot, now_s)
-        self._roster.report_moves()
+        self._bookings.end_prompt_phase(live, now_s)
         self._roster.succeeded(live.prompt, now_s)
         if live.landed:
-            self._leave_prompt_machine(live, now_s)
+            self._bookings.leave_prompt_machine(live, now_s)
         return True
 
     def kv_ready(self, key: str, now_s: float) -> bool:
@@ -258,12 +245,12 @@ class Dispatcher:
 
         Before the first token it is only noted.
         """
-        live = self._live.get(key)
+        live = self._bookings.get(key)
         if live is None or live.landed:
             return False
         live.landed = True
         if not live.computing:
-            self._leave_prompt_machine(live, now_s)
+            self._bookings.leave_prompt_machine(live, now_s)
         return True
 
     def ended(self, key: str, reason: Reason, now_s: float, output_tokens: int = 0) -> bool:
@@ -275,7 +262,7 @@ class Dispatcher:
             now_s: The instant.
             output_tokens: Length of a completed output, where it is known.
         """
-        live = self._live.get(key)
+        live = self._bookings.get(key)
         if live is None:
             return False
         if reason is Reason.COMPLETED:
@@ -283,7 +270,7 @@ class Dispatcher:
             self._roster.succeeded(live.prompt if live.computing else live.token, now_s)
             if output_tokens > 0:
                 self._lengths.add(output_tokens)
-        self._end(live, reason, now_s)
+        self._bookings.end(live, reason, now_s)
         return True
 
     def tick(self, now_s: float) -> tuple[Lost, ...]:
@@ -292,23 +279,19 @@ class Dispatcher:
         Machines of the mixed pool may go home or change their home, drained ones get their next home, and broken ones
         may be tried again.
         """
-        expired: dict[str, Lost] = {}
-        for lease in self.leases.expire(now_s):
-            live = self._live[lease.request]
-            if lease.purpose is Purpose.PROMPT:
-                live.prompt_lease = 0
-            else:
-                live.token_lease = 0
-            expired.setdefault(live.key, Lost(live.key, str(lease.purpose)))
-        for key in expired:
-            self._end(self._live[key], Reason.EXPIRED, now_s)
+        lost = self._bookings.expire(now_s)
         self._roster.tick(now_s)
-        return tuple(expired.values())
+        return lost
 
     @property
     def live(self) -> int:
         """Requests that have a pair."""
-        return len(self._live)
+        return len(self._bookings)
+
+    @property
+    def pending_prompt_tokens(self) -> int:
+        """Tokens of prompts that wait or run."""
+        return self._bookings.pending_prompt_tokens
 
     @property
     def most_tokens(self) -> int:
@@ -348,53 +331,8 @@ class Dispatcher:
             return None  # to come back later would not help: placing it says so
         return self._backlog.turned_away(self.pending_prompt_tokens, prompt_tokens, self.wait_s())
 
-    def _reserve(self, live: Booking, prompt_tokens: int, expected_tokens: int, now_s: float) -> None:
-        """Lease what the ledger commits: the prompt and one token there, the prompt and the expected output here."""
-        deadline_s = now_s + self._lease_s
-        if live.prompt is not live.token:
-            blocks = self._blocks(prompt_tokens + 1)
-            live.prompt_lease = self.leases.reserve(
-                live.prompt.name, live.key, blocks, Purpose.PROMPT, now_s=now_s, deadline_s=deadline_s
-            ).number
-        blocks = self._blocks(prompt_tokens + expected_tokens)
-        live.token_lease = self.leases.reserve(
-            live.token.name, live.key, blocks, Purpose.TOKEN, now_s=now_s, deadline_s=deadline_s
-        ).number
-        self.pending_prompt_tokens += prompt_tokens
-        live.prompt.rate.begin(now_s)
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._block_tokens)
-
     def _count(self, live: Booking, *, retried: bool) -> None:
         self.counts["placed"] += 1
         self.counts["same_machine"] += live.prompt is live.token
         self.counts["retried"] += retried
         self.counts["degraded"] += bool(self._roster.degraded)
-
-    def _computed(self, live: Booking, tokens: int, now_s: float) -> None:
-        """Take a prompt off the pending ones, of which so many tokens have been computed."""
-        self.pending_prompt_tokens -= live.computing
-        live.computing = 0
-        live.prompt.rate.end(tokens, now_s)
-
-    def _leave_prompt_machine(self, live: Booking, now_s: float) -> None:
-        """Book that a request's KV is off its prompt machine, if that is not its token machine too."""
-        if live.prompt_lease:
-            self._decisions.end_transfer(live.slot, now_s)
-            self.leases.release(live.prompt_lease, Reason.COMPLETED)
-            live.prompt_lease = 0
-
-    def _end(self, live: Booking, reason: Reason, now_s: float) -> None:
-        """Take a request out of all books."""
-        del self._live[live.key]
-        if live.computing:
-            self._computed(live, 0, now_s)
-        self._decisions.end_request(live.slot, now_s)
-        self._roster.report_moves()
-        for number in (live.prompt_lease, live.token_lease):
-            if number:
-                self.leases.release(number, reason)
-        for member in (live.prompt, live.token):
-            if member.probe == live.key:
-                self._roster.probe_ended(member, now_s)
