@@ -79,18 +79,22 @@ def prompts_alone(bounds: Bounds) -> list[Shape]:
     return [Shape(prompts=1, prompt_tokens=tokens) for tokens in sizes]
 
 
+def requests_together(bounds: Bounds) -> list[Shape]:
+    """Return token iterations at a short context, each of twice as many requests as the one before, fewest first."""
+    counts = _powers(1, bounds.most_requests, _REQUESTS_STEP)
+    return [Shape(requests=requests, context_tokens=_contexts(bounds, requests)[0]) for requests in counts]
+
+
 def coarse_grid(bounds: Bounds) -> list[Shape]:
     """Return what else is timed first: token iterations, then chunks behind others, and several prompts.
 
     Args:
-        bounds: With `most_prompt_tokens` as far as single prompts went.
+        bounds: With `most_prompt_tokens` and `most_requests` as far as `prompts_alone` and `requests_together` went.
     """
     shapes: list[Shape] = []
     fewest, *between, most = _powers(1, bounds.most_requests, _REQUESTS_STEP)
     for requests in (fewest, most, *between):
-        longest = bounds.context_tokens(requests)
-        contexts = {longest * 7 // 8, min(_SHORT_CONTEXT_TOKENS, longest // 2)}
-        shapes += [Shape(requests=requests, context_tokens=max(context, 1)) for context in sorted(contexts)]
+        shapes += [Shape(requests=requests, context_tokens=context) for context in _contexts(bounds, requests)]
     whole = bounds.longest_prompt_tokens
     if bounds.has_chunks:
         longest = min(bounds.longest_tokens, bounds.kv_tokens)
@@ -100,6 +104,12 @@ def coarse_grid(bounds: Bounds) -> list[Shape]:
     shapes.append(Shape(prompts=4, prompt_tokens=whole // 4))
     shapes = [shape for shape in shapes if not shape.prompts or shape.prompt_tokens >= bounds.least_prompt_tokens]
     return [shape for shape in dict.fromkeys(shapes) if bounds.allow(shape)]
+
+
+def _contexts(bounds: Bounds, requests: int) -> list[int]:
+    """Return a short and a long context that so many requests can have, the same where there is little room."""
+    longest = bounds.context_tokens(requests)
+    return sorted(max(context, 1) for context in {longest * 7 // 8, min(_SHORT_CONTEXT_TOKENS, longest // 2)})
 
 
 def steps(bounds: Bounds) -> list[Shape]:

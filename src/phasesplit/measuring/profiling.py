@@ -9,12 +9,23 @@ import numpy as np
 
 from phasesplit.domain.profile import PhaseTimes
 from phasesplit.errors import SpecError
-from phasesplit.measuring.adaptive import NEEDED, Bounds, candidates, coarse_grid, held_out, prompts_alone, steps
+from phasesplit.measuring.adaptive import (
+    NEEDED,
+    Bounds,
+    candidates,
+    coarse_grid,
+    held_out,
+    prompts_alone,
+    requests_together,
+    steps,
+)
 from phasesplit.measuring.fitting import fit_phase_times, predicted_s, relative_error
 from phasesplit.measuring.iterations import Shape, Timed
 
 _LONGEST_RUN_SHARE = 1 / 40
 """Of the budget that one run may take: longer prompts are extrapolated."""
+_LONGEST_BATCH_SHARE = 1 / 6
+"""Of the budget that one run may take where context is not free: larger batches are extrapolated."""
 _COARSE_SHARE = 1 / 2
 """Of the budget after which no more of the coarse grid is begun, except what a fit cannot do without."""
 _CONTEXT_RUNS = 2
@@ -22,9 +33,11 @@ _CONTEXT_RUNS = 2
 _VISIT_SHARE = 1 / 100
 """Of the budget that one visit of a shape takes, within the bounds below."""
 _LEAST_VISIT_S, _MOST_VISIT_S = 0.02, 1.0
+_LONGEST_VISIT_SHARE = 1 / 20
+"""Of the budget after which no more runs of a visit are begun, be they as few as they may."""
 _FEWEST_RUNS, _FEWEST_LONG_RUNS, _MOST_RUNS = 3, 2, 40
 _COLD_RUN_S = 0.5
-"""A first run below this is a warm-up, not counted: caches and clocks settle in it."""
+"""A first run below this is a warm-up, not counted: caches and clocks settle in it. The first of all never counts."""
 _STEP_SHARE = 1 / 2
 """Of such a visit that one of many steps gets."""
 _MOST_VISITS = 6
@@ -133,7 +146,7 @@ def profile_machine(
     Args:
         machine: What is timed.
         error: Mean error of held-out iterations at which it stops, > 0.
-        budget_s: Time after which it stops, once the coarse grid is there, > 0.
+        budget_s: Time within which it ends, > 0; longer only where what a fit cannot do without takes longer.
         clock: Tells the time.
         seed: Of the held-out iterations.
         checks: How many of them.
@@ -174,6 +187,8 @@ class _Session:
         self._on_state, self._bounds = on_state, machine.bounds
         self._visit_s = min(max(budget_s * _VISIT_SHARE, _LEAST_VISIT_S), _MOST_VISIT_S)
         self._visits = dict.fromkeys(self.timed, 1)
+        self._walls_s: dict[Shape, float] = {}
+        self._lacks_time = False
         self._began_s = clock()
         self._checked = math.nan
 
@@ -184,25 +199,66 @@ class _Session:
     def measure(self, seed: int, checks: int) -> str:
         """Time what is worth it, and return why it stopped."""
         self._prompts_alone()
+        if not self._bounds.has_free_context:
+            self._requests_together()
         for index, shape in enumerate(coarse_grid(self._bounds)):
             has_time = self.elapsed_s < self._budget_s * _COARSE_SHARE
-            if shape not in self.timed and (has_time or index < NEEDED):
+            if shape not in self.timed and (index < NEEDED or (has_time and self._has_time(shape))):
                 self._visit(shape)
         unchecked = [shape for shape in held_out(self._bounds, checks, seed) if shape not in self.timed]
         untimed = [shape for shape in steps(self._bounds) if shape not in self.timed and shape not in unchecked]
         was_check = True
         while self.elapsed_s < self._budget_s:
-            gap = None if untimed else self._worst_gap()
-            was_check = bool(unchecked) and not ((untimed or gap) and was_check)
-            if was_check:
-                self._visit(unchecked.pop(0), is_held_out=True)
-            elif untimed:
-                self._visit(untimed.pop(0), share=_STEP_SHARE)
+            self._lacks_time = False
+            check = next(filter(self._has_time, unchecked), None)
+            step = next(filter(self._has_time, untimed), None)
+            gap = None if step else self._worst_gap()
+            was_check = check is not None and not ((step or gap) and was_check)
+            if check is not None and was_check:
+                unchecked.remove(check)
+                self._visit(check, is_held_out=True)
+            elif step is not None:
+                untimed.remove(step)
+                self._visit(step, share=_STEP_SHARE)
             elif wanted := gap or self._most_doubtful():
                 self._visit(wanted)
+            elif self._lacks_time:
+                break
             else:
                 return "form" if self._checked > self._error else "reached"
         return "budget"
+
+    def _requests_together(self) -> None:
+        """Time token iterations of ever more requests up to those that the budget allows."""
+        limit_s, most = self._budget_s * _LONGEST_BATCH_SHARE, 2
+        for shape in requests_together(self._bounds):
+            if shape.requests > most and self._expected_s(shape) > limit_s:
+                break
+            if shape not in self.timed:
+                self._visit(shape)
+            most = max(most, shape.requests)
+        self._bounds = replace(self._bounds, most_requests=most)
+
+    def _expected_s(self, shape: Shape) -> float:
+        """Return how long one run of an iteration takes at most, by those of its phase so far; 0 without any.
+
+        What comes with a run counts too: of an endpoint's token phases, that is most of it.
+        """
+        runs_s = [
+            wall_s * max(1.0, _growth(one, shape)) for one, wall_s in self._walls_s.items() if one.phase == shape.phase
+        ]
+        return min(runs_s, default=0.0)
+
+    def _has_time(self, shape: Shape, least_s: float = 0.0) -> bool:
+        """Return whether one run of an iteration is expected to end in time, and take note where not.
+
+        Args:
+            shape: The iteration.
+            least_s: What it takes at least.
+        """
+        has_time = self.elapsed_s + max(least_s, self._expected_s(shape)) <= self._budget_s
+        self._lacks_time = self._lacks_time or not has_time
+        return has_time
 
     def _prompts_alone(self) -> None:
         """Time single prompts up to the longest that the budget allows, which bounds everything else."""
@@ -235,18 +291,30 @@ class _Session:
                 error=self._checked,
             )
         )
+        if not self._walls_s:
+            self._run(shape)
         began_s = self._clock()
-        runs_s = list(self._machine.run(shape))
-        if runs_s[0] < _COLD_RUN_S:
+        runs_s = list(self._run(shape))
+        end_s = min(began_s + self._budget_s * _LONGEST_VISIT_SHARE, self._began_s + self._budget_s)
+        if runs_s[0] < _COLD_RUN_S and (runs_s[1:] or self._clock() + self._walls_s[shape] <= end_s):
             runs_s = runs_s[1:]
         is_long = self._clock() - began_s >= visit_s
         fewest = _FEWEST_LONG_RUNS if is_long else _FEWEST_RUNS
-        while len(runs_s) < fewest or (len(runs_s) < _MOST_RUNS and self._clock() - began_s < visit_s):
-            runs_s += self._machine.run(shape)
+        while not runs_s or (
+            (len(runs_s) < fewest or (len(runs_s) < _MOST_RUNS and self._clock() - began_s < visit_s))
+            and self._clock() + self._walls_s[shape] <= end_s
+        ):
+            runs_s += self._run(shape)
         before = self.timed.get(shape) or Timed(shape=shape, runs_s=(), is_held_out=is_held_out)
         self.timed[shape] = before.with_runs(tuple(runs_s))
         self._visits[shape] = self._visits.get(shape, 0) + 1
         return self.timed[shape]
+
+    def _run(self, shape: Shape) -> Sequence[float]:
+        began_s = self._clock()
+        runs_s = self._machine.run(shape)
+        self._walls_s[shape] = self._clock() - began_s
+        return runs_s
 
     def _fit(self) -> PhaseTimes:
         times = fit_phase_times(list(self.timed.values()), "")
@@ -259,7 +327,7 @@ class _Session:
         for candidate in candidates(list(self.timed.values()), self._bounds):
             needed_s = max(_FEWEST_LONG_RUNS * predicted_s(times, candidate.shape), self._visit_s)
             is_worth_it = candidate.error > self._error and candidate.shape not in self.timed
-            if is_worth_it and self.elapsed_s + needed_s <= self._budget_s:
+            if is_worth_it and self._has_time(candidate.shape, needed_s):
                 return candidate.shape
         return None
 
@@ -269,8 +337,7 @@ class _Session:
         often = [
             one
             for one in self.timed.values()
-            if self._visits[one.shape] < _MOST_VISITS
-            and self.elapsed_s + _FEWEST_LONG_RUNS * one.median_s <= self._budget_s
+            if self._visits[one.shape] < _MOST_VISITS and self._has_time(one.shape, _FEWEST_LONG_RUNS * one.median_s)
         ]
         worst = max(often, key=lambda one: one.doubt, default=None)
         if worst is not None and worst.doubt > self._error * _DOUBT_SHARE:
@@ -280,3 +347,13 @@ class _Session:
             if worst is not None and abs(relative_error(times, worst)) > self._error:
                 return worst.shape
         return None
+
+
+def _growth(small: Shape, large: Shape) -> float:
+    """Return how many times as much a second iteration computes and holds as a first one of its phase, at most."""
+    pairs = (
+        (small.batch_tokens, large.batch_tokens),
+        (small.kv_tokens, large.kv_tokens),
+        (small.requests, large.requests),
+    )
+    return max(after / before for before, after in pairs if before)
