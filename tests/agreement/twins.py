@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from naive import default_parts, parts
 from phasesplit.domain.cluster import Cluster, Pool
-from phasesplit.domain.link import Link, layerwise_threshold_tokens, link_between
+from phasesplit.domain.link import Link, layerwise_threshold_tokens, link_from
 from phasesplit.domain.request import Trace
 from phasesplit.scheduling.rules import NAMES, Rules, Transfer
 
@@ -36,7 +36,7 @@ def _machines(cluster: Cluster) -> Iterator[Pool]:
 
 
 def _build(case: Case, pool: Pool) -> default_parts.Build:
-    times, link = pool.times, pool.link or link_between(pool.machine, pool.machine)
+    times, link = pool.times, pool.link or link_from(pool.machine)
     if case.rules.streaming_slowdown is not None:
         link = replace(link, streaming_slowdown=case.rules.streaming_slowdown)
     return default_parts.Build(

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from files.test_profile_files import content
 from phasesplit import cli, figures, provision
 from phasesplit.cli import plan_progress
 from phasesplit.files.plans import cluster_spec
 from phasesplit.files.problems import read_problem
+from phasesplit.files.profile_files import write_machine_file, write_profile_file
+from phasesplit.files.profile_schema import ProfileSpec
+from phasesplit.files.serve_files import load_served_cluster
 from phasesplit.files.specs import load_machine, load_model, write_cluster
 from phasesplit.files.time_sources import compare_sources
 from phasesplit.planning.plan import Plan, Step
@@ -159,10 +163,27 @@ def test_the_command_that_is_offered_simulates_the_winner(call: Call, tmp_path: 
                    "--write", "cluster.yaml")  # fmt: skip
     command = next(line for line in outcome.out.splitlines() if line.startswith("simulate it: "))
     words = shlex.split(command.removeprefix("simulate it: phasesplit "))
+    assert "serve it:" not in outcome.out  # nobody has a DGX-H100 here
     told = json.loads(call(*words, "--json").out)
     plan = json.loads(call("plan", *SMALL, "--quick", "--slo", "ttft_p99<2s", "--set", "transfer=serialized",
                            "--seeds", "3,5", "--json").out)  # fmt: skip
     assert told["slo"]["findings"][0]["value"] == plan["best"]["slo"][0]["values"][0]
+
+
+def test_a_plan_for_workers_of_this_host_can_be_served(call: Call, tmp_path: Path) -> None:
+    """What was planned for measured workers could be simulated, but not run."""
+    profile = ProfileSpec(**content(model__name="tiny"))
+    write_profile_file(profile, tmp_path / "this.json")
+    write_machine_file(profile, tmp_path / "this.yaml", tmp_path / "this.json")
+    question = ("plan", "--model", "this.json", "--existing", "this.yaml=2", "--workload", "trace.csv", "--quick",
+                "--seeds", "1", "--duration", "20", "--workers", "1", "--slo", "ttft_p90<9s")  # fmt: skip
+    outcome = call(*question, "--write", "cluster.yaml")
+    assert "serve it: phasesplit serve cluster.yaml\n" in outcome.out
+    served = load_served_cluster("cluster.yaml")
+    assert (served.model, sum(served.pools.values()), served.kv_bytes) == ("tiny", 2, 347 * 32 * 46_080)
+    write_profile_file(ProfileSpec(**content(model__name="my-own")), tmp_path / "this.json")
+    outcome = call(*question, "--write", "cluster.yaml")
+    assert "serve it: phasesplit serve cluster.yaml --model PATH\n" in outcome.out
 
 
 def test_a_report_and_a_figure_are_written(call: Call, tmp_path: Path) -> None:
@@ -337,7 +358,7 @@ def test_a_rate_that_is_looked_for_has_its_day_bounded_too(call: Call, monkeypat
         ("--ray nowhere", "address of the Ray cluster"),
         ("--rules publshed", "--rules: unknown name 'publshed', did you mean published?"),
         ("--set speed", "--set: got 'speed', allowed is FIELD=VALUE"),
-        ("--set speed=1", "--set, field: unknown name 'speed'"),
+        ("--set speed=1", "--set, field speed: unknown name 'speed'"),
         ("--minimize cots", "--minimize: got 'cots', allowed is 'cost'"),
         ("--within cost", "--within: got 'cost', allowed is NAME=VALUE"),
         ("--model llama-3.1-7b", "model: unknown name 'llama-3.1-7b', did you mean llama-3.1-70b"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from figures.plans import split_plan
+from figures.plans import split_plan, with_measured_link
 from phasesplit.cli.plan_view import flip_texts, gain_text, print_plan
 from phasesplit.planning.objective import Measure
 from phasesplit.planning.plan import Gain
@@ -58,6 +58,16 @@ def test_sources_are_told_of_settings_that_are_compared(capsys: pytest.CaptureFi
     plan.entries = plan.entries[1:]  # the design of dgx-h100 alone
     print_plan(plan, 1.0)
     assert "phase times (dgx-h100): of slices" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_measured_link_is_told_from_one_that_follows_from_the_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    """A person would not know whether the transfers of the plan rest on a measurement."""
+    plan = split_plan()
+    print_plan(plan, 1.0)
+    assert "link (" not in capsys.readouterr().out
+    plan.problem = with_measured_link(plan.problem)
+    print_plan(plan, 1.0)
+    assert "link (dgx-a100): measured with iperf\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -21,3 +21,26 @@ def test_a_workload_that_is_none_is_called_as_it_was_given(capsys: pytest.Captur
     """A person would look for an option --workload, which this command has not."""
     assert run(["replay", "nofile", "http://127.0.0.1:1"]) == 2
     assert capsys.readouterr().err.startswith("phasesplit: WORKLOAD (no such file): unknown name 'nofile', known are ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("http://127.0.0.1:99999",),
+            "URL http://127.0.0.1:99999, port: got '99999', allowed is a whole number from 1",
+        ),
+        (("127.0.0.1:80",), "URL: got '127.0.0.1:80', allowed is an address such as http://127.0.0.1:8080"),
+        (("http://127.0.0.1:1",), "http://127.0.0.1:1: nothing listens there (connection refused)"),
+        (("http://127.0.0.1:1", "--token-ids", "9:3"), "--token-ids: got '9:3', allowed is two whole numbers FROM:TO"),
+        (("http://127.0.0.1:1", "--seed", f"{1 << 64}"), f"--seed: got {1 << 64}, allowed is a whole number from 0 to"),
+    ],
+)
+def test_wrong_options_of_replay_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
+) -> None:
+    """A mistyped address or option would look like an endpoint that has failed."""
+    assert run(["replay", "azure-conversation", *arguments]) == 2
+    written = capsys.readouterr().err
+    assert written.startswith(f"phasesplit: {line}")
+    assert written.count("\n") == 1

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from files.test_profile_files import content
 from phasesplit.cli import run
 from phasesplit.cli.serve import WorkersHere, _asked, traces_url
+from phasesplit.files.profile_files import write_machine_file, write_profile_file
+from phasesplit.files.profile_schema import ProfileSpec
 from phasesplit.files.serve_files import ServedCluster
 
 FILE = """\
@@ -72,6 +75,50 @@ def test_options_go_before_the_file(tmp_path: Path) -> None:
     assert changed.limits == {"live_requests": 5}
 
 
+def machine_file(folder: Path, name: str, **changes: object) -> None:
+    """Write a machine and its profile."""
+    profile = ProfileSpec(**content(**changes))
+    write_profile_file(profile, folder / f"{name}.json")
+    write_machine_file(profile, folder / f"{name}.yaml", folder / f"{name}.json")
+
+
+def test_machines_that_were_measured_here_are_served_with_the_memory_that_was_planned_with(tmp_path: Path) -> None:
+    """A cluster file that `plan --write` made would be refused, or served with other KV memory than was planned."""
+    machine_file(tmp_path, "this")
+    path = tmp_path / "cluster.yaml"
+    planned = FILE.replace("tiny", "this.json").replace("embedded", "this.yaml")
+    path.write_text(planned.replace("  kv_memory: 64MB\n", ""))
+    served = asked(str(path))
+    assert (served.model, dict(served.pools)) == ("smol", {"prompt": 2, "token": 1})
+    assert served.kv_bytes == 347 * 32 * 46_080
+    path.write_text(planned)
+    assert asked(str(path)).kv_bytes == 64e6
+    assert asked(str(path), model="tiny").model == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("machine", "allowed"),
+    [
+        ("afar.yaml", "embedded (a process on this host), or the file of a machine that `phasesplit profile engine`"),
+        ("plain.yaml", "embedded (a process on this host)"),
+        ("missing.yaml", "embedded (a process on this host)"),
+        ("this.yaml/tp1", "embedded (a process on this host)"),
+        ("other.yaml", "the machine of the other pools: workers of one host are alike"),
+    ],
+)
+def test_machines_that_are_no_workers_of_this_host_are_not_served(
+    tmp_path: Path, machine: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan for other machines would be served by processes that have nothing to do with it."""
+    machine_file(tmp_path, "this")
+    machine_file(tmp_path, "afar", target="http://10.0.0.7:8000")
+    machine_file(tmp_path, "other", elapsed_s=61.0)
+    (tmp_path / "plain.yaml").write_text((tmp_path / "this.yaml").read_text().replace("profile: this.json\n", ""))
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE.replace("embedded", "this.yaml").replace("count: 1}", f"count: 1, machine: {machine}}}"))
+    assert f"line 5, pools[1].machine: got '{machine}', allowed is {allowed}" in told(capsys, "serve", str(path))
+
+
 def test_without_anything_it_is_a_split_of_the_default_model() -> None:
     """The first thing that a newcomer types would do something else than the page says."""
     plain = asked()
@@ -88,37 +135,54 @@ def test_without_anything_it_is_a_split_of_the_default_model() -> None:
         ("count: 2", "count: 0", "line 4, pools[0].count: got 0, allowed is a whole number from 1 to 64"),
         ("embedded", "dgx-h100", "line 4, pools[0].machine: got 'dgx-h100', allowed is embedded"),
         ("64MB", "64 cows", "line 9, serve.kv_memory: got '64 cows'"),
-        ("elastic: false", "elastic: maybe", "line 6, rules, field elastic: got 'maybe', allowed is true or false"),
-        ("elastic: false", "spill_tokens: -1", "line 6, rules, field spill_tokens: got -1, allowed is a whole number"),
-        ("elastic: false", "block_tokens: 16", "line 6, rules, field block_tokens: got 16, allowed is 32"),
-        ("elastic: false", "published: true", "line 6, rules, field published"),
+        ("elastic: false", "elastic: maybe", "line 6, rules.elastic: got 'maybe', allowed is true or false"),
+        ("elastic: false", "spill_tokens: -1", "line 6, rules.spill_tokens: got -1, allowed is a whole number"),
+        ("elastic: false", "block_tokens: 16", "line 6, rules.block_tokens: got 16, allowed is 32"),
+        ("elastic: false", "published: true", "line 6, rules.published"),
         ("port: 9000", "port: 99999", "line 8, serve.port: got 99999, allowed is a whole number from 0 to 65535"),
         ("port", "prot", "line 8, serve.prot: unknown field, did you mean port"),
         (
             "live_requests: 5",
             "live_request: 5",
-            "line 10, serve.limits, field: unknown name 'live_request', did you mean",
+            "line 10, serve.limits.live_request: unknown name 'live_request', did you mean",
         ),
         (
             "live_requests: 5",
             "live_requests: -5",
-            "line 10, serve.limits, live_requests: got -5, allowed is a positive number",
+            "line 10, serve.limits.live_requests: got -5, allowed is a positive number",
         ),
         ("live_requests: 5", "live_requests: .nan", "live_requests: got nan, allowed is a whole number"),
-        ("live_requests: 5", f"live_requests: 1{'0' * 400}", "field live_requests: got 1000"),
-        ("live_requests: 5", "header_s: .inf", "field header_s: got inf, allowed is a number"),
+        ("live_requests: 5", f"live_requests: 1{'0' * 400}", "limits.live_requests: got 1000"),
+        ("live_requests: 5", "header_s: .inf", "limits.header_s: got inf, allowed is a number"),
         (
             "live_requests: 5",
             "live_requests: x",
-            "line 10, serve.limits, field live_requests: got 'x', allowed is a whole number",
+            "line 10, serve.limits.live_requests: got 'x', allowed is a whole number",
         ),
         (
             "  limits:",
             "  keys: {clients: {env: NOT_SET_HERE}}\n  limits:",
-            "the environment variable NOT_SET_HERE is not",
+            "line 10, serve.keys.clients.env: the environment variable NOT_SET_HERE is not",
+        ),
+        (
+            "  limits:",
+            "  keys:\n    clients:\n      file: absent.key\n  limits:",
+            "line 12, serve.keys.clients.file, ",
+        ),
+        (
+            "  limits:",
+            "  vllm: {arguments: --dtype}\n  limits:",
+            "serve.vllm.arguments: got '--dtype', allowed is a list",
         ),
         ("  limits:", "  keys: {clients: {}}\n  limits:", "allowed is either file or env"),
         ("pools:", "pool:", "line 3, pool: unknown field, did you mean pools"),
+        ("{elastic: false}", "\n  elastic: false\n  spill_tokens: -1", "line 8, rules.spill_tokens: got -1"),
+        ("{live_requests: 5}", "\n    live_requests: 5\n    header_s: -1", "line 12, serve.limits.header_s: got -1"),
+        (
+            "{live_requests: 5}",
+            "\n    backlog:\n      most_wait_s: 0",
+            "line 12, serve.limits.backlog.most_wait_s: got 0",
+        ),
     ],
 )
 def test_a_wrong_cluster_file_is_one_line(
@@ -143,7 +207,7 @@ def test_a_wrong_cluster_file_is_one_line(
         (("--kv-memory", "lots"), "--kv-memory: got 'lots'"),
         (("--set", "elastic"), "--set: got 'elastic', allowed is FIELD=VALUE"),
         (("--model", "no/such/model.gguf"), "no/such/model.gguf"),
-        (("--api-key-file", "no-such-file"), "no-such-file: cannot be read"),
+        (("--api-key-file", "no-such-file"), "--api-key-file, no-such-file: cannot be read"),
         (("no-such.yaml",), "no-such.yaml: cannot be read"),
     ],
 )
@@ -162,6 +226,13 @@ def test_wrong_options_of_serve_are_one_line(
         (("--model", "tiny", "--kv-memory", "1kB"), "--kv-memory: got 1000, allowed is"),
         (("--model", "tiny", "--kv-memory", "9e14"), "--kv-memory: got 900000000000000, allowed is what"),
         (("--model", "tiny", "--host", "10.1.2.3"), "a worker that others can reach needs a key"),
+        *(
+            (("--core-share", share), f"--core-share: got {share}, allowed is a number from 0.01 to 1")
+            for share in ("0.001", "0.0", "2.0", "nan")
+        ),
+        (("--join", "h:99999"), "--join http://h:99999, port: got '99999', allowed is a whole number from 1 to 65535"),
+        (("--model", "no-such", "--port", "99999"), "--port: got 99999, allowed is a whole number from 0 to 65535"),
+        (("--model", "no-such", "--drain", "-1"), "--drain: got '-1'"),
     ],
 )
 def test_wrong_options_of_worker_are_one_line(
@@ -243,6 +314,22 @@ def test_a_wrong_collector_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert line in told(capsys, "serve", "--model", "tiny", "--otlp-endpoint", "collector")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--join", "h:99999"), "--join http://h:99999, port: got '99999', allowed is a whole number from 1 to 65535"),
+        (("--port", "99999"), "--port: got 99999, allowed is a whole number from 0 to 65535"),
+        (("--block-tokens", "33"), "--block-tokens: got 33, allowed is a power of two, 1 to 4,096"),
+        (("--block-tokens", "0"), "--block-tokens: got 0, allowed is a power of two"),
+    ],
+)
+def test_wrong_options_of_vllm_worker_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
+) -> None:
+    """A typing error would be told after a minute, behind a hundred lines of vLLM's."""
+    assert told(capsys, "vllm-worker", "--model", "m", "--python", "no/such/python", *arguments).startswith(line)
+
+
 @pytest.mark.parametrize("imported", ["phasesplit.errors", "typer", "numpy", "phasesplit.serving.listening"])
 def test_an_early_interrupt_is_quiet(imported: str) -> None:
     """Who changes his mind at once would be shown where in our imports that was."""
@@ -263,7 +350,7 @@ def test_an_early_interrupt_is_quiet(imported: str) -> None:
 
 def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong address would end in a traceback."""
-    assert "no gateway answers there" in told(capsys, "top", "http://127.0.0.1:1", "--once")
+    assert "nothing listens there" in told(capsys, "top", "http://127.0.0.1:1", "--once")
 
 
 def test_a_taken_port_is_one_line() -> None:

@@ -253,6 +253,29 @@ def test_rules_come_from_the_file_then_from_the_options(shown: Shown, tmp_path: 
     assert published["oracle"] is True
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("bloom-176b", "bloom-176", "cluster.yaml, line 3, model: unknown name 'bloom-176', did you mean bloom-176b"),
+        (
+            "dgx-a100",
+            "dgx-a10",
+            "cluster.yaml, line 6, pools[1].machine: unknown name 'dgx-a10', did you mean dgx-a100",
+        ),
+        ("{transfer: serialized, ", "\n  {transfer: fast, ", "cluster.yaml, line 8, rules.transfer: got 'fast'"),
+        ("seed: 5", "seed: -5", "cluster.yaml, line 7, rules.seed: got -5"),
+    ],
+)
+def test_a_wrong_field_of_a_cluster_file_is_named_with_its_line(
+    call: Call, tmp_path: Path, old: str, new: str, line: str
+) -> None:
+    """A person would have to search a file for the pool or the rule that is meant."""
+    (tmp_path / "cluster.yaml").write_text(CLUSTER.replace(old, new, 1))
+    outcome = call("simulate", "--cluster", "cluster.yaml", "--workload", "trace.csv")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert outcome.err.startswith(f"phasesplit: {line}")
+
+
 def test_oracle_slo_grid_and_reference_reach_the_result(shown: Shown) -> None:
     """An option would be accepted and do nothing."""
     base = (*SMALL, "--workload", "trace.csv")
@@ -294,7 +317,10 @@ def test_oracle_slo_grid_and_reference_reach_the_result(shown: Shown) -> None:
         ("{m} --workload trace.csv --slo strict", "--slo: got 'strict', allowed is splitwise or none"),
         ("{m} --workload trace.csv --grid-intensity nan", "--grid-intensity: got nan"),
         ("{m} --workload trace.csv --profile none.csv", "none.csv: cannot be read"),
-        ("{m} --workload trace.csv --reference dgx-h1000", "machine: unknown name 'dgx-h1000', did you mean dgx-h100"),
+        (
+            "{m} --workload trace.csv --reference dgx-h1000",
+            "--reference: unknown name 'dgx-h1000', did you mean dgx-h100",
+        ),
         ("{m} --workload trace.csv --requests out.txt", "--requests: got 'out.txt', allowed is a file name ending in"),
         ("{m} --workload trace.csv --figure out.html", "--figure: got 'out.html', allowed is a file name ending in"),
         ("{m} --workload trace.csv --html none/out.html", "--html: got 'none/out.html', allowed is a file in a folder"),

@@ -149,6 +149,26 @@ def test_wrong_input_is_one_line_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *((f"--rate {number}", "--rate: got ") for number in ("nan", "-1", "inf", "0", "1e10")),
+        *((f"--rate 1 --duration {number}", "--duration: got ") for number in ("nan", "-1", "inf", "0")),
+        ("--rate 1 --seed -1", "--seed: got -1, allowed is a whole number from 0 to 2^63 - 1"),
+        ("--rate 1 --start -1", "--start: got -1.0, allowed is a finite number of seconds of at least 0"),
+        ("--rate 1 --start nan", "--start: got nan"),
+        ("--rate 1 --end nan", "--end: got nan, allowed is more than --start, 0 s"),
+        ("--rate 1 --start 9 --end 9", "--end: got 9.0, allowed is more than --start, 9 s"),
+    ],
+)
+def test_a_wrong_number_is_named_by_its_option(options: str, message: str, tmp_path: Path) -> None:
+    """A person would have to guess which of the options is meant by a word such as rate."""
+    problem = call("resample", "azure-coding", tmp_path / "out.csv", *options.split()).exception
+    assert isinstance(problem, SpecError)
+    assert str(problem).startswith(message)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("command", ["inspect", "convert", "resample"])
 def test_help_shows_an_example(command: str) -> None:
     """A user would have to guess how a command is called."""

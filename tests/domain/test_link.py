@@ -1,5 +1,7 @@
 """KV transfers: what is exposed, against a transfer simulated layer by layer, and which kind pays."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from phasesplit.domain.link import (
     layerwise_exposed_s,
     layerwise_slowdown_s,
     layerwise_threshold_tokens,
-    link_between,
+    link_from,
     serialized_time_s,
 )
 from phasesplit.files.catalog import phase_times
@@ -48,7 +50,7 @@ def test_serialized_is_all_exposed() -> None:
 def test_exposed_after_overlap_as_measured_by_the_paper(name: str, exposed_s: float) -> None:
     """What a layer-wise transfer exposes would not be the paper's 5 and 8 ms, whatever the prompt's size."""
     machine = load_machine(name)
-    link = link_between(machine, machine)
+    link = link_from(machine)
     assert 75 * link.per_layer_s + link.latency_s == pytest.approx(exposed_s)
     model = load_model("llama2-70b")
     for tokens in (600, 1500, 6000):
@@ -58,10 +60,10 @@ def test_exposed_after_overlap_as_measured_by_the_paper(name: str, exposed_s: fl
         assert float(waited) == pytest.approx(exposed_s, rel=0.15)
 
 
-def test_the_slower_machine_bounds_the_link() -> None:
-    """A fast sender would push more than the receiver can take."""
-    fast, slow = load_machine("dgx-h100"), load_machine("dgx-a100")
-    assert link_between(fast, slow).bytes_per_s == link_between(slow, fast).bytes_per_s == slow.nic_bytes_per_s
+def test_what_was_measured_goes_before_what_follows_from_the_network_cards() -> None:
+    """A machine whose link was measured would have the fixed times of two other machines on a paper's network."""
+    measured = Link(bytes_per_s=3e9, latency_s=0.002, per_layer_s=1e-4, streaming_slowdown=0.5)
+    assert link_from(replace(load_machine("dgx-h100"), link=measured)) == measured
 
 
 def test_streaming_slows_the_prompt_while_both_go_on() -> None:
@@ -74,7 +76,7 @@ def test_streaming_slows_the_prompt_while_both_go_on() -> None:
 def test_the_switch_is_near_the_paper_s_on_h100() -> None:
     """The chooser would switch far from the 512 tokens that the paper found for KV caches of that size."""
     machine = load_machine("dgx-h100")
-    link = link_between(machine, machine)
+    link = link_from(machine)
     bloom, llama = load_model("bloom-176b"), load_model("llama2-70b")
     thresholds = {
         "bloom": layerwise_threshold_tokens(bloom, phase_times(bloom, machine).prompt_time_s, link),
@@ -92,7 +94,7 @@ def test_the_switch_is_near_the_paper_s_on_h100() -> None:
 def test_the_threshold_is_where_the_delays_cross() -> None:
     """At the threshold layer-wise would not be the better choice, or just below it would be."""
     machine, model = load_machine("dgx-a100"), load_model("bloom-176b")
-    times, link = phase_times(model, machine), link_between(machine, machine)
+    times, link = phase_times(model, machine), link_from(machine)
     threshold = layerwise_threshold_tokens(model, times.prompt_time_s, link)
     tokens = np.array([threshold - 1.0, threshold])
     kv_bytes = tokens * model.kv_bytes_per_token

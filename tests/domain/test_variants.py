@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from phasesplit.domain.variants import capped, fitting_degree, sliced, split_name
+from phasesplit.domain.link import Link
+from phasesplit.domain.variants import capped, fitting_degree, networked, sliced, split_name
 from phasesplit.errors import SpecError
 from phasesplit.files.specs import known_machines, load_machine, load_model
 
@@ -23,6 +24,24 @@ def test_slices_of_a_server_make_the_server(degree: int) -> None:
     ):  # fmt: skip
         assert getattr(part, figure) * part.instances_per_server == pytest.approx(getattr(H100, figure))
     assert (part.lifetime_s, part.prompt_time_factor) == (H100.lifetime_s, 1.0)
+
+
+LINK = Link(bytes_per_s=6e9, latency_s=0.002, per_layer_s=1e-4, streaming_slowdown=0.5)
+
+
+def test_slices_share_the_measured_bandwidth_of_a_server() -> None:
+    """Each of eight instances on one server would send as if the server's network were its own."""
+    server = replace(H100, link=LINK)
+    assert sliced(server, 2).link == replace(LINK, bytes_per_s=6e9 / 4)
+    assert capped(server, 0.5).link == LINK
+    assert sliced(H100, 2).link is None
+
+
+def test_other_network_cards_change_the_measured_bandwidth_too() -> None:
+    """A plan bent to slower links would go on with the measured one, or with other fixed times than were measured."""
+    half = networked(replace(H100, link=LINK), 0.5)
+    assert (half.nic_bytes_per_s, half.link) == (H100.nic_bytes_per_s / 2, replace(LINK, bytes_per_s=3e9))
+    assert networked(H100, 0.5).link is None
 
 
 def test_the_whole_server_is_no_slice() -> None:

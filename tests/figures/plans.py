@@ -6,6 +6,7 @@ from functools import cache
 
 from figures.runs import SPLIT, simulated
 from phasesplit.domain.cluster import Role
+from phasesplit.domain.link import Link
 from phasesplit.domain.slo_text import parse_slo
 from phasesplit.files.catalog import phase_times
 from phasesplit.files.specs import load_machine, load_model
@@ -46,6 +47,14 @@ def problem() -> Problem:
         traffic=Traffic(source=load_workload("azure-conversation"), rate_per_s=70.0, duration_s=120.0),
         reference=phase_times(model, machines[1]),
     )
+
+
+def with_measured_link(made: Problem) -> Problem:
+    """Return the problem with a link of the second machine that was measured."""
+    first, second = made.offers
+    link = Link(bytes_per_s=1e9, latency_s=0.0, per_layer_s=0.0, streaming_slowdown=0.0)
+    machine = replace(second.machine, link=link, sources={"link": "measured with iperf"})
+    return replace(made, offers=(first, replace(second, machine=machine)))
 
 
 def answer(worst: float) -> Answer:

@@ -23,6 +23,7 @@ from figures.plans import (
     unsplit_plan,
     unsure,
     with_days,
+    with_measured_link,
 )
 from figures.plans import CHUNKED as UNSPLIT
 from figures.test_report import Page
@@ -194,6 +195,16 @@ def test_sources_of_phase_times_are_compared_whole() -> None:
     assert len([row for row in page.rows if row.startswith(f"{section}: h, ")]) == 14
     assert f"a: times by roofline alone. measured: {HOSTILE}." in page.text
     assert "script" not in page.tags
+
+
+def test_a_measured_link_is_told_beside_the_phase_times() -> None:
+    """A person would not know whether the transfers of the plan rest on a measurement."""
+    plan = split_plan()
+    assert "where its link comes from" not in Page(plan_report(plan, None)).text
+    plan.problem = with_measured_link(plan.problem)
+    text = Page(plan_report(plan, None)).text
+    assert "where its link comes from" in text
+    assert text.index("its network cards") < text.index("measured with iperf")
 
 
 def test_refusals_say_why() -> None:

@@ -94,6 +94,7 @@ def test_what_a_plan_rests_on_is_told(summary: dict[str, Any]) -> None:
     assert summary["complete"] is True
     assert summary["questions"] > 0
     assert "roofline" in summary["times_sources"]["dgx-h100"]
+    assert summary["link_sources"]["dgx-h100"] is None
     assert summary["verdict"]["text"]
     assert len(summary["verdict"]["per_seed"]) in (0, 2)
 

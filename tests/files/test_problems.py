@@ -127,19 +127,50 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
         ("within: {cost: 3 kW}", "'kW' is a unit of w"),
         ("seeds: [3, 3]", "line 11, seeds"),
         ("power-caps: [70]", "line 13, power_caps"),
-        ("rules: {speed: 1}", "line 14, rules, field: unknown name 'speed'"),
+        ("within:\n  cost: 900\n  power: 3 USD", "line 12, within.power: got '3 USD'"),
+        ("within:\n  machines: 20\n  cost: 3", "line 12, within.cost: 3 USD/h is less than one server takes"),
+        ("machines:\n  - dgx-h100\n  - dgx-h10", "line 5, machines[1]: unknown name 'dgx-h10'"),
+        ("machines:\n  - dgx-h100\n  - dgx-h100", "line 5, machines[1]: got 'dgx-h100', allowed is each machine once"),
+        ("workload:\n  source: azure-conversation\n  columns: a=b", "line 6, workload.columns: only for a trace file"),
+        ("workload:\n  output: {p50: 9}\n  prompt:\n    p50: many", "line 7, workload.prompt.p50: got 'many'"),
+        ("workload:\n  source: azure-conversation\n  formt: x", "line 6, workload.formt: unknown field"),
+        ("rules:\n  transfer: serialized\n  batch-requests: 0", "line 16, rules.batch_requests: got 0"),
+        ("rules:\n  transfer: serialized\n  elastic: true", "line 16, rules.elastic: every design sets it itself"),
+        ("rules: {speed: 1}", "line 14, rules.speed: unknown name 'speed'"),
     ],
 )
 def test_a_wrong_field_of_a_file_is_named_with_its_line(tmp_path: Path, wrong: str, message: str) -> None:
     """A person would have to search a file for what is wrong with it."""
     field = wrong.split(":")[0]
     lines = [wrong if line.startswith(f"{field}:") else line for line in YAML.split("\n")]
+    if wrong.startswith("workload:"):
+        lines = [line for line in lines if line not in YAML.split("\n")[4:6]]
     file = tmp_path / "plan.yaml"
     file.write_text("\n".join(lines))
     with pytest.raises(SpecError) as caught:
         read_problem(file, {})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_machines_that_exist_are_named_with_their_own_line(tmp_path: Path) -> None:
+    """A person would look for the wrong count in the line above the machines."""
+    lines = [
+        line for line in YAML.split("\n") if not line.startswith(("machines", "minimize", "within", "tensor", "power"))
+    ]
+    (tmp_path / "plan.yaml").write_text("\n".join([*lines, "existing:", "  dgx-h100: 3", "  dgx-a100: none"]))
+    with pytest.raises(SpecError, match=r"line 13, existing\.dgx-a100: got 'none', allowed is MACHINE=COUNT"):
+        read_problem(tmp_path / "plan.yaml", {})
+
+
+def test_what_an_option_leaves_to_the_file_is_the_files_mistake(tmp_path: Path) -> None:
+    """A person would look for a field among the options that stands in the file."""
+    file = tmp_path / "plan.yaml"
+    file.write_text(YAML.replace("{transfer: serialized}", "{transfer: fast}"))
+    with pytest.raises(SpecError, match=r"plan\.yaml, line 14, rules\.transfer: got 'fast'"):
+        read_problem(file, {"rules": {"batch_requests": "64"}})
+    with pytest.raises(SpecError, match=r"^--set, field batch_requests: got -1"):
+        read_problem(file, {"rules": {"batch_requests": "-1", "transfer": "auto"}})
 
 
 def test_a_misspelt_field_of_the_workload_is_compared_with_the_workloads_fields(tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from phasesplit.domain.cluster import Cluster, Pool, Role
+from phasesplit.domain.link import Link
 from phasesplit.errors import SpecError
 from phasesplit.files.catalog import build_cluster, phase_times
 from phasesplit.files.profile_files import read_profile_file, write_machine_file, write_profile_file
 from phasesplit.files.profile_schema import ProfileSpec
 from phasesplit.files.specs import load_machine, load_model
-from phasesplit.scheduling.rules import Rules
+from phasesplit.scheduling.rules import Rules, Transfer
+from phasesplit.simulation.run import simulate
 from phasesplit.simulation.setup import capacity_blocks
+from phasesplit.testing import tiny_trace
 
 SIZES = {
     "layers": 30, "hidden": 576, "query_heads": 9, "kv_heads": 3, "head_dim": 64, "parameters": 134_500_000,
@@ -118,6 +121,29 @@ def test_a_profile_option_goes_before_the_machine_s_own(path: Path, machine_path
     other.write_text(json.dumps(content(times__token_context_s=5e-6)))
     times = phase_times(load_model(path), load_machine(machine_path), profile=other)
     assert times.token_context_s == 5e-6
+
+
+def test_its_measured_link_goes_into_the_machine_file(path: Path, machine_path: Path) -> None:
+    """A simulation of a measured machine would move KV with the fixed times of other machines on a paper's network."""
+    measured = {"bytes_per_s": 6.912345678901e9, "latency_s": 1e-5 / 3, "per_layer_s": 0.0, "streaming_slowdown": 0.7}
+    profile = ProfileSpec(**content(link=measured | {"source": "measured: shared memory"}))
+    write_machine_file(profile, machine_path, path)
+    machine = load_machine(machine_path)
+    assert machine.link == Link(**measured)
+    assert machine.link_source == "measured: shared memory"
+    cluster = build_cluster(path, [("prompt", 1, machine), ("token", 1, machine)])
+    result = simulate(cluster, tiny_trace((0.0, 100, 2)), Rules(transfer=Transfer.SERIALIZED))
+    assert result.columns is not None
+    sent_s = 100 * cluster.model.kv_bytes_per_token / measured["bytes_per_s"]
+    assert result.columns["transfer_exposed_s"] == pytest.approx([sent_s + measured["latency_s"]], abs=1e-12)
+
+
+def test_a_link_that_was_not_measured_is_left_to_the_network_cards(path: Path, machine_path: Path) -> None:
+    """A guess would pass for a measurement."""
+    write_machine_file(ProfileSpec(**content(link=None, unknown={"link": "not told"})), machine_path, path)
+    machine = load_machine(machine_path)
+    assert (machine.link, machine.link_source, machine.nic_bytes_per_s) == (None, None, 12.5e9)
+    assert machine.sources["nic_bytes_per_s"] == "assumed, 100 Gb/s (not told)"
 
 
 @pytest.mark.parametrize("block_tokens", [16, 32])

@@ -1,10 +1,12 @@
 """The scheduler's rules as people write them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phasesplit.errors import SpecError
+from phasesplit.files.places import Places, inside
 from phasesplit.files.rules import rules_from, rules_settings
 from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
 
@@ -50,7 +52,7 @@ def test_published_and_back() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"transfr": "auto"}, "rules, field: unknown name 'transfr', did you mean transfer"),
+        ({"transfr": "auto"}, "rules, field transfr: unknown name 'transfr', did you mean transfer"),
         ({"transfer": "fast"}, "rules, field transfer: got 'fast', allowed is one of auto, serialized, layerwise"),
         ({"prompt_placement": "custom"}, "field prompt_placement: got 'custom', allowed is one of round-robin"),
         ({"batch_requests": "many"}, "field batch_requests: got 'many', allowed is a whole number"),
@@ -64,7 +66,7 @@ def test_published_and_back() -> None:
         ({"kv_headroom": 0.9}, "field kv_headroom: got 0.9, allowed is a share from 0 to 0.5"),
         ({"published": "maybe"}, "field published: got 'maybe', allowed is true or false"),
         ({"published": True, "transfer": "layerwise"}, "field transfer: got 'layerwise', allowed is only auto"),
-        ({1: 2}, "field: unknown name '1'"),
+        ({1: 2}, "field 1: unknown name '1'"),
     ],
 )
 def test_wrong_settings_name_the_field_and_what_is_allowed(settings: dict[Any, Any], message: str) -> None:
@@ -75,7 +77,13 @@ def test_wrong_settings_name_the_field_and_what_is_allowed(settings: dict[Any, A
 
 
 def test_the_message_names_the_file() -> None:
-    """Somebody with five cluster files would not know which one to correct."""
-    for settings in ({"kv_headroom": 0.9}, {"transfer": "fast"}, {"nothing": 1}):
-        with pytest.raises(SpecError, match=r"^big\.yaml, rules"):
-            rules_from(settings, "big.yaml, rules")
+    """Somebody with five cluster files would not know which one to correct, or in which line."""
+    where = inside(Places(Path("big.yaml"), {"rules": 3, "rules.kv-headroom": 5}), "rules")
+    for settings, place in (
+        ({"kv-headroom": 0.9}, "big.yaml, line 5, rules.kv_headroom"),
+        ({"transfer": "fast"}, "big.yaml, line 3, rules.transfer"),
+        ({"published": True, "transfer": "layerwise"}, "big.yaml, line 3, rules.transfer"),
+        ({"nothing": 1}, "big.yaml, line 3, rules.nothing"),
+    ):
+        with pytest.raises(SpecError, match=f"^{place}: "):
+            rules_from(settings, where)

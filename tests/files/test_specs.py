@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from phasesplit.domain.cluster import Role
+from phasesplit.domain.link import Link
 from phasesplit.errors import SpecError
 from phasesplit.files.schema import ClusterSpec, PoolSpec
 from phasesplit.files.specs import (
@@ -119,6 +120,19 @@ def test_units_become_base_units(tmp_path: Path) -> None:
     assert machine.nic_bytes_per_s == 12 * 2**30
 
 
+LINK = {"bytes_per_s": "50 Gb/s", "latency_s": "900 us", "per_layer_s": 0, "streaming_slowdown": "0.5"}
+
+
+def test_a_measured_link_is_read_in_base_units(tmp_path: Path) -> None:
+    """A link would be read in another size than its units say, or take part of it from a paper's network."""
+    machine = load_machine(_write(tmp_path / "box.yaml", MACHINE | {"link": LINK, "sources": {"link": "iperf"}}))
+    assert machine.link == Link(bytes_per_s=6.25e9, latency_s=9e-4, per_layer_s=0.0, streaming_slowdown=0.5)
+    assert machine.link_source == "iperf"
+    half = load_machine(f"{tmp_path / 'box.yaml'}/tp2")
+    assert half.link == Link(bytes_per_s=3.125e9, latency_s=9e-4, per_layer_s=0.0, streaming_slowdown=0.5)
+    assert load_machine(_write(tmp_path / "box.yaml", MACHINE)).link is None
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -149,6 +163,18 @@ def test_units_become_base_units(tmp_path: Path) -> None:
         ({"xyzzy": 3}, ["line 13", "xyzzy", "known are", "hbm_bytes"]),
         ({7: 3}, ["line 13, 7", "field names in plain text"]),
         ({"sources": 3}, ["line 13, sources", "a mapping"]),
+        ({"idle_w": -1}, ["line 8, idle_w: got -1, allowed is a number from 0 to 1e+08"]),
+        ({"link": 3}, ["line 13, link: got 3, allowed is a mapping"]),
+        ({"link": {}}, ["line 13, link", "field bytes_per_s is missing"]),
+        ({"link": LINK | {"bytes_per_s": 0}}, ["line 14, link.bytes_per_s: got 0, allowed is a number above 0"]),
+        (
+            {"link": LINK | {"bytes_per_s": "6 GB"}},
+            ["line 14, link.bytes_per_s: got '6 GB'", "'GB' is a unit of bytes"],
+        ),
+        ({"link": LINK | {"latency_s": "-1 ms"}}, ["line 15, link.latency_s: got '-1 ms'", "a number from 0 to 3600"]),
+        ({"link": LINK | {"per_layer_s": "2 h"}}, ["line 16, link.per_layer_s: got '2 h'", "a number from 0 to 3600"]),
+        ({"link": LINK | {"streaming_slowdown": "9%"}}, ["line 17, link.streaming_slowdown", "without a unit"]),
+        ({"link": LINK | {"latency": 1}}, ["line 18, link.latency: unknown field, did you mean latency_s"]),
     ],
 )
 def test_one_line_for_a_bad_machine_field(tmp_path: Path, change: dict[object, object], says: list[str]) -> None:
@@ -379,9 +405,9 @@ def test_cluster_paths_are_beside_its_file(tmp_path: Path) -> None:
     [
         ({"pools": []}, "line 2, pools: got [], allowed is a list of pools"),
         ({"pools": "many"}, "allowed is a list of pools"),
-        ({"pools": [{"role": "promt", "count": 1, "machine": "x"}]}, "pools[0].role: got 'promt'"),
-        ({"pools": [{"role": "prompt", "count": 0, "machine": "x"}]}, "pools[0].count: got 0"),
-        ({"pools": [{"role": "prompt", "machine": "x"}]}, "pools[0].count is missing"),
+        ({"pools": [{"role": "promt", "count": 1, "machine": "x"}]}, "line 3, pools[0].role: got 'promt'"),
+        ({"pools": [{"role": "prompt", "count": 0, "machine": "x"}]}, "line 4, pools[0].count: got 0"),
+        ({"pools": [{"role": "prompt", "machine": "x"}]}, "line 3, pools[0]: field count is missing"),
         ({"pools": [{"role": "prompt", "count": 1, "machin": "x"}]}, "did you mean machine?"),
         ({"pool": []}, "did you mean pools?"),
         ({"rules": 3}, "line 6, rules: got 3, allowed is a mapping"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from phasesplit.domain.arrivals import Poisson
+from phasesplit.domain.link import Link
 from phasesplit.domain.request import Trace
 from phasesplit.domain.slo import Limit, Slo
 from phasesplit.domain.workload import LengthTable, Workload
@@ -31,6 +32,7 @@ def offer(
     slices: int = 1,
     existing: int | None = None,
     variant_of: str = "",
+    link: Link | None = None,
     **times: Any,
 ) -> Offer:
     """Return an offer of a `tiny_cluster` machine."""
@@ -41,6 +43,7 @@ def offer(
         price_usd_per_hour=price,
         provisioned_w=power,
         instances_per_server=slices,
+        link=link,
         # A server makes as much greenhouse gas as the energy of a few hours, so that both parts of it count.
         embodied_kg_co2e=2_000.0,
     )

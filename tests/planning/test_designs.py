@@ -1,8 +1,11 @@
 """Which designs are compared, and which cluster and rules each stands for."""
 
+from dataclasses import replace
+
 import pytest
 
 from phasesplit.domain.cluster import Role
+from phasesplit.domain.link import Link
 from phasesplit.errors import SpecError
 from phasesplit.planning.designs import (
     Kind,
@@ -17,7 +20,8 @@ from phasesplit.planning.problem import Variation
 from phasesplit.scheduling.rules import Batching, Rules
 from planning.problems import offer, problem
 
-TWO = problem(offer("h"), offer("a"), offer("h@50%", variant_of="h"))
+LINK = Link(bytes_per_s=1e9, latency_s=0.002, per_layer_s=1e-4, streaming_slowdown=0.5)
+TWO = problem(offer("h", link=LINK), offer("a"), offer("h@50%", variant_of="h"))
 
 
 def test_every_pair_and_every_baseline_is_compared() -> None:
@@ -83,6 +87,7 @@ def test_a_cluster_has_the_pools_that_have_machines() -> None:
         (Role.TOKEN, 1, "a"),
     ]
     assert {pool.machine.nic_bytes_per_s for pool in cluster.pools} == {TWO.offers[0].machine.nic_bytes_per_s / 2}
+    assert [pool.machine.link for pool in cluster.pools] == [replace(LINK, bytes_per_s=5e8), None]
     assert cluster.reference is TWO.reference
     with pytest.raises(SpecError):
         cluster_for(TWO, split, (2, 0, 0, 0))

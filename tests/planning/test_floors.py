@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phasesplit.domain.link import Link
 from phasesplit.domain.slo import Limit, Slo
 from phasesplit.planning.designs import Design, Kind, cluster_for, design, divisions_of, rules_for
 from phasesplit.planning.floors import Floors, Resource
@@ -20,6 +21,8 @@ from strategies import RULES
 
 KNOTS = st.lists(st.floats(1e-3, 5.0), min_size=4, max_size=4)
 """Times at the knots: any shape, rising or not."""
+SLOW_LINK = Link(bytes_per_s=2e8, latency_s=0.01, per_layer_s=1e-3, streaming_slowdown=0.5)
+FAST_LINK = Link(bytes_per_s=1e12, latency_s=0.0, per_layer_s=0.0, streaming_slowdown=0.0)
 
 
 @st.composite
@@ -30,6 +33,7 @@ def offers(draw: st.DrawFn, *, hbm_share: float = 0.9) -> object:
         token_context_s=draw(st.sampled_from([0.0, 1e-5, 1e-3])),
         capacity_tokens=draw(st.sampled_from([500, 900, 2_000, 100_000])),
         nic_bytes_per_s=draw(st.sampled_from([1e9, 1e11])),
+        link=draw(st.sampled_from([None, SLOW_LINK, FAST_LINK])),
         hbm_share=hbm_share,
     )
     base = draw(st.sampled_from([1e-3, 1e-2, 1e-1]))
@@ -173,6 +177,18 @@ def test_a_faster_link_moves_the_network_wall_alone() -> None:
     for name, share in slow.items():
         factor = 4.0 if name.startswith(Resource.NETWORK_BYTES) else 1.0
         assert fast[name] == pytest.approx(share / factor)
+
+
+@pytest.mark.parametrize("nic_bytes_per_s", [1e8, 1e13])
+def test_the_network_wall_is_that_of_a_measured_link(nic_bytes_per_s: float) -> None:
+    """If wrong, a plan refuses what a measured link carries, or simulates what it never could."""
+    link = Link(bytes_per_s=1e9, latency_s=0.0, per_layer_s=0.0, streaming_slowdown=0.0)
+    made = problem(offer(nic_bytes_per_s=nic_bytes_per_s, link=link), source=burst(*LONG_PROMPTS))
+    static = design(made, Kind.STATIC, [0, 0])
+    as_plain = problem(offer(nic_bytes_per_s=1e9), source=burst(*LONG_PROMPTS))
+    assert Floors(made).shares(static, (1, 1), 1.0) == Floors(as_plain).shares(static, (1, 1), 1.0)
+    faster = Variation(link=4.0)
+    assert Floors(made, faster).shares(static, (1, 1), 1.0) == Floors(as_plain, faster).shares(static, (1, 1), 1.0)
 
 
 def test_what_is_refused_saturates_or_breaks_in_simulation() -> None:

@@ -108,6 +108,24 @@ def test_trouble_of_a_gateway_is_said_once_and_waited_for(status: int) -> None:
     asyncio.run(test())
 
 
+def test_a_web_server_is_not_quoted_at_length() -> None:
+    """A worker that was told a wrong address would fill its log with somebody's page, and not say what is wrong."""
+
+    async def page(_: Request) -> Response:
+        return Response("<!DOCTYPE html>\n<p>Unsupported method</p>", 501)
+
+    async def test() -> None:
+        said, listening = list[str](), Listening("127.0.0.1", 0)
+        await listening.start(Starlette(routes=[Route("/workers", page, methods=["POST"])]))
+        task = announcing(listening.port, said, lambda: False)
+        await until(lambda: bool(said))
+        assert said[0].endswith("501, without a reason; what answers there may be no phasesplit gateway")
+        task.cancel()
+        await listening.stop()
+
+    asyncio.run(test())
+
+
 def test_a_gateway_that_is_not_there_yet_is_waited_for() -> None:
     """Workers would have to be started after the gateway."""
 
@@ -117,7 +135,7 @@ def test_a_gateway_that_is_not_there_yet_is_waited_for() -> None:
         await listening.stop()
         task = announcing(port, said, lambda: False)
         await until(lambda: len(said) == 1)
-        assert "not reached" in said[0]
+        assert "nothing listens there" in said[0]
         listening = Listening("127.0.0.1", port)
         await listening.start(desk.app())
         await until(lambda: len(desk.heard) == 1)
@@ -141,8 +159,15 @@ def test_gateways_are_named_by_url_or_by_host(text: str, gateway: tuple[str, str
     assert Gateway.from_text(text) == gateway
 
 
-@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "h:99999", "http://h/path", "http://h:x", "http://[::1"])
+@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "http://h/path", "http://[::1"])
 def test_what_is_no_gateway_is_refused(text: str) -> None:
     """A worker would wait for ever for something that cannot be."""
-    with pytest.raises(SpecError, match="allowed is http://HOST:PORT"):
+    with pytest.raises(SpecError, match=r"^--join: got .* allowed is http://HOST:PORT of a gateway"):
+        Gateway.from_text(text)
+
+
+@pytest.mark.parametrize("text", ["h:99999", "http://h:x"])
+def test_a_wrong_port_is_named(text: str) -> None:
+    """A person would look for what is wrong in the whole of an address."""
+    with pytest.raises(SpecError, match=r"^--join http://h:\w+, port: got '\w+', allowed is a whole number from 1"):
         Gateway.from_text(text)

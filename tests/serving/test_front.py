@@ -3,6 +3,7 @@
 import pytest
 
 from phasesplit.errors import SpecError
+from phasesplit.files.places import fields_of
 from phasesplit.gateway.breaker import BreakerRule
 from phasesplit.gateway.estimates import Backlog
 from phasesplit.gateway.limits import Limits
@@ -13,14 +14,14 @@ from phasesplit.serving.ready import Ready
 
 def test_limits_keep_their_types() -> None:
     """A limit of 5 requests would be 5.0, or a number of seconds cut to a whole one."""
-    assert bounds_from({"live_requests": 5.0, "header_s": 2, "structured_output": True}, "x").limits == Limits(
-        live_requests=5, header_s=2.0, structured_output=True
-    )
+    assert bounds_from(
+        {"live_requests": 5.0, "header_s": 2, "structured_output": True}, fields_of("x")
+    ).limits == Limits(live_requests=5, header_s=2.0, structured_output=True)
 
 
 def test_backlog_and_breaker_have_fields_of_their_own() -> None:
     """A deployment could not say when it turns requests away, or when it leaves a machine alone."""
-    found = bounds_from({"backlog": {"most_wait_s": 5}, "breaker": {"failures": 7, "open_s": 2}}, "x")
+    found = bounds_from({"backlog": {"most_wait_s": 5}, "breaker": {"failures": 7, "open_s": 2}}, fields_of("x"))
     assert found == (Limits(), Backlog(most_wait_s=5.0), BreakerRule(failures=7, open_s=2.0))
 
 
@@ -30,18 +31,21 @@ def test_backlog_and_breaker_have_fields_of_their_own() -> None:
         ({"live_requests": 1.5}, "x, field live_requests: got 1.5, allowed is a whole number"),
         ({"live_requests": True}, "x, field live_requests: got True"),
         ({"structured_output": 1}, "x, field structured_output: got 1, allowed is true or false"),
-        ({"header_s": 0}, "x, header_s: got 0.0, allowed is a positive number"),
-        ({"headers": 1}, "x, field: unknown name 'headers', did you mean header_s"),
+        ({"header_s": 0}, "x, field header_s: got 0.0, allowed is a positive number"),
+        ({"headers": 1}, "x, field headers: unknown name 'headers', did you mean header_s"),
         ({"backlog": 3}, "x, field backlog: got 3, allowed is fields with values"),
-        ({"backlog": {"most_wait": 3}}, "x.backlog, field: unknown name 'most_wait', did you mean most_wait_s"),
-        ({"breaker": {"growth": 0.5}}, "x.breaker, growth: got 0.5, allowed is a number >= 1"),
-        ({"breaker": {"failures": 1.5}}, "x.breaker, field failures: got 1.5, allowed is a whole number"),
+        (
+            {"backlog": {"most_wait": 3}},
+            "x, field backlog.most_wait: unknown name 'most_wait', did you mean most_wait_s",
+        ),
+        ({"breaker": {"growth": 0.5}}, "x, field breaker.growth: got 0.5, allowed is a number >= 1"),
+        ({"breaker": {"failures": 1.5}}, "x, field breaker.failures: got 1.5, allowed is a whole number"),
     ],
 )
 def test_wrong_limits_are_refused(settings: dict[str, object], line: str) -> None:
     """A mistyped limit would be no limit."""
     with pytest.raises(SpecError) as caught:
-        bounds_from(settings, "x")
+        bounds_from(settings, fields_of("x"))
     assert line in str(caught.value)
 
 

@@ -76,5 +76,5 @@ def test_the_first_look_counts_from_the_start() -> None:
 @pytest.mark.parametrize("text", ["", "<html>no</html>", "process_cpu_seconds_total 1.0\n"])
 def test_other_servers_are_not_taken_for_gateways(text: str) -> None:
     """A wrong address would show an empty cluster."""
-    with pytest.raises(SpecError, match="not a phasesplit gateway"):
-        Metrics.from_text(text, 0.0)
+    with pytest.raises(SpecError, match=r"^http://h: what answers there is not a phasesplit gateway"):
+        Metrics.from_text(text, 0.0, "http://h")

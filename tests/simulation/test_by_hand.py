@@ -8,7 +8,7 @@ import pytest
 from driving import done_rows, drive
 from invariants import check_memory
 from phasesplit.domain.cluster import Cluster
-from phasesplit.domain.link import Link, link_between
+from phasesplit.domain.link import Link, link_from
 from phasesplit.domain.request import Trace
 from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
 from phasesplit.simulation.result import Result
@@ -56,11 +56,21 @@ def test_split_request_with_a_serialized_transfer() -> None:
     assert result.end_s == pytest.approx(2.0 + prompt_s + transfer_s + 1.0, rel=0, abs=NS)
 
 
-def test_a_measured_link_goes_before_the_network_cards() -> None:
+def linked(cluster: Cluster, *links: Link) -> Cluster:
+    """Return the cluster with a measured link for the machine of each pool."""
+    pools = zip(cluster.pools, links, strict=True)
+    return replace(
+        cluster, pools=tuple(replace(pool, machine=replace(pool.machine, link=link)) for pool, link in pools)
+    )
+
+
+@pytest.mark.parametrize("place", ["pool", "machine"])
+def test_a_measured_link_goes_before_the_network_cards(place: str) -> None:
     """A link within one host would be charged with the costs of a network between servers."""
     link = Link(bytes_per_s=4 * LINK_BYTES_PER_S, latency_s=0.003, per_layer_s=0.002, streaming_slowdown=0.0)
     plain = tiny_cluster()
-    measured = replace(plain, pools=tuple(replace(pool, link=link) for pool in plain.pools))
+    of_pools = replace(plain, pools=tuple(replace(pool, link=link) for pool in plain.pools))
+    measured = of_pools if place == "pool" else linked(plain, link, link)
     sent_s = 200 * TOKEN_TRANSFER_S / 4
     whole = run(measured, tiny_trace((2.0, 200, 11)), SERIALIZED)
     assert column(whole, "transfer_exposed_s") == near(sent_s + 0.003)
@@ -68,8 +78,25 @@ def test_a_measured_link_goes_before_the_network_cards() -> None:
     assert column(layers, "transfer_exposed_s") == near(sent_s / LAYERS + 0.003 + LAYERS * 0.002)
 
 
+@pytest.mark.parametrize("sender", [0, 1])
+def test_between_two_measured_links_the_smaller_bandwidth_and_the_senders_fixed_times_count(sender: int) -> None:
+    """KV would come faster than its receiver takes it, or at costs of a machine that does not send it."""
+    fast = Link(bytes_per_s=4 * LINK_BYTES_PER_S, latency_s=0.003, per_layer_s=0.002, streaming_slowdown=0.25)
+    slow = Link(bytes_per_s=2 * LINK_BYTES_PER_S, latency_s=0.01, per_layer_s=0.001, streaming_slowdown=0.5)
+    links = (fast, slow) if sender == 0 else (slow, fast)
+    cluster = linked(tiny_cluster(prompt_s_per_token=2e-3), *links)
+    sent_s = 200 * TOKEN_TRANSFER_S / 2
+    whole = run(cluster, tiny_trace((2.0, 200, 11)), SERIALIZED)
+    assert column(whole, "transfer_exposed_s") == near(sent_s + links[0].latency_s)
+    layers = run(cluster, tiny_trace((2.0, 200, 11)), replace(LAYERWISE, streaming_slowdown=None))
+    fixed_s = links[0].latency_s + LAYERS * links[0].per_layer_s
+    assert column(layers, "transfer_exposed_s") == near(sent_s / LAYERS + fixed_s)
+    own_s = 200 * KV_BYTES_PER_TOKEN / links[0].bytes_per_s
+    assert column(layers, "ttft_s") == near(0.4 + links[0].streaming_slowdown * own_s)
+
+
 def layerwise_latency_s(cluster: Cluster) -> float:
-    link = link_between(cluster.pools[0].machine, cluster.pools[0].machine)
+    link = link_from(cluster.pools[0].machine)
     return link.latency_s + LAYERS * link.per_layer_s
 
 

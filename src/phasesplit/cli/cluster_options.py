@@ -6,6 +6,7 @@ from phasesplit.errors import SpecError
 
 if TYPE_CHECKING:
     from phasesplit.domain.cluster import Cluster
+    from phasesplit.domain.machine import Machine
     from phasesplit.scheduling.rules import Rules
 
 _RULES = ("default", "published")
@@ -45,32 +46,43 @@ def cluster_and_rules(
         missing = "--model" if pools else "--pool" if model else "--model and --pool"
         raise SpecError(f"{missing}: missing, say what is simulated (or give --cluster FILE.yaml)")
     from phasesplit.files.catalog import build_cluster
+    from phasesplit.files.places import fields_of, inside
     from phasesplit.files.rules import rules_from
+    from phasesplit.files.specs import load_machine, load_model, read_cluster
 
-    name, in_file = None, {}
+    name, rules = None, rules_from({})
     if file is None:
+        assert model is not None  # noqa: S101 - checked above
+        served = load_model(model, where="--model")
         parts = [_pool(text) for text in pools or []]
     else:
-        from phasesplit.files.specs import load_cluster
-
-        spec = load_cluster(file)
-        name, model, in_file = spec.name, spec.model, dict(spec.rules)
-        parts = [(str(one.role), one.count, one.machine) for one in spec.pools]
-    rules = rules_from(in_file, f"{file}, rules" if file else "rules")
+        spec, where = read_cluster(file)
+        name, served = spec.name, load_model(spec.model, where=where("model"))
+        rules = rules_from(spec.rules, inside(where, "rules"))
+        parts = [
+            (str(one.role), one.count, load_machine(one.machine, where=where(f"pools[{number}].machine")))
+            for number, one in enumerate(spec.pools)
+        ]
     if rules_name is not None:
-        rules = rules_from({"published": rules_name == "published"}, "--rules", rules)
-    rules = rules_from(dict(_setting(text) for text in settings), "--set", rules)
-    assert model is not None  # noqa: S101 - checked above, or in the file
+        rules = rules_from({"published": rules_name == "published"}, fields_of("--rules"), rules)
+    rules = rules_from(dict(_setting(text) for text in settings), fields_of("--set"), rules)
     built = build_cluster(
-        model, parts, published=rules.published, profile=profile, source=times, name=name, reference=reference
+        served,
+        parts,
+        published=rules.published,
+        profile=profile,
+        source=times,
+        name=name,
+        reference=load_machine(reference, where="--reference"),
     )
     return built, rules
 
 
-def _pool(text: str) -> tuple[str, int, str]:
+def _pool(text: str) -> "tuple[str, int, Machine]":
     """Return role, count and machine of `ROLE:COUNT:MACHINE`."""
     from phasesplit.domain.cluster import Role
     from phasesplit.files.schema import MOST_MACHINES
+    from phasesplit.files.specs import load_machine
 
     parts = text.split(":", 2)
     if len(parts) != 3:
@@ -80,7 +92,7 @@ def _pool(text: str) -> tuple[str, int, str]:
         raise SpecError.unknown(f"--pool {text}, role", role, Role)
     if not (count.isascii() and count.isdigit() and 1 <= int(count[:12]) <= MOST_MACHINES):
         raise SpecError.bad(f"--pool {text}, count", count, f"a whole number from 1 to {MOST_MACHINES:,}")
-    return role, int(count), machine
+    return role, int(count), load_machine(machine, where=f"--pool {text}, machine")
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -17,6 +17,28 @@ _LEAST, _MOST = 1e-6, 1e9
 _MOST_REQUESTS = 200_000_000
 
 
+def check_seed(seed: int) -> None:
+    """Raise unless the number of --seed is allowed.
+
+    Raises:
+        SpecError: It is not.
+    """
+    if not 0 <= seed < 1 << 63:
+        raise SpecError.bad("--seed", seed, "a whole number from 0 to 2^63 - 1")
+
+
+def check_numbers(*, rate_per_s: float | None, duration_s: float | None, seed: int) -> None:
+    """Raise unless the numbers of --rate, --duration and --seed are allowed.
+
+    Raises:
+        SpecError: One of them is not.
+    """
+    for flag, value in (("--rate", rate_per_s), ("--duration", duration_s)):
+        if value is not None and not _LEAST <= value <= _MOST:
+            raise SpecError.bad(flag, value, f"a positive finite number, from {_LEAST:g} to {_MOST:g}")
+    check_seed(seed)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """Options that say which requests arrive when.
@@ -55,15 +77,11 @@ class Demand:
     place: str = "--workload"
 
     def __post_init__(self) -> None:
-        for flag, value in (("--rate", self.rate_per_s), ("--duration", self.duration_s)):
-            if value is not None and not _LEAST <= value <= _MOST:
-                raise SpecError.bad(flag, value, f"a positive finite number, from {_LEAST:g} to {_MOST:g}")
+        check_numbers(rate_per_s=self.rate_per_s, duration_s=self.duration_s, seed=self.seed)
         if self.count is not None and not 1 <= self.count <= _MOST_REQUESTS:
             raise SpecError.bad("--count", self.count, f"a whole number from 1 to {_MOST_REQUESTS:,}")
         if self.count is not None and self.duration_s is not None:
             raise SpecError("--count and --duration: give one of the two")
-        if self.seed < 0:
-            raise SpecError.bad("--seed", self.seed, "a whole number of at least 0")
         if self.is_file:
             return
         from phasesplit.files.workloads import workload_names

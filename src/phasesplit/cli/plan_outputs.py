@@ -78,6 +78,8 @@ def tell(asked: "Asked", made: "Plan", outputs: dict[str, Path], began_s: float,
             typer.echo(f"wrote {path}")
         if finished and "write" in outputs and asked.source and asked.source != "-":
             typer.echo(f"simulate it: {simulation_command(asked, made, outputs['write'])}")
+        if finished and "write" in outputs and (command := serving_command(outputs["write"])):
+            typer.echo(f"serve it: {command}")
     if outputs and not finished:
         why = "no design keeps the SLO" if made.complete else "the plan is not complete"
         typer.echo(f"phasesplit: not written, as {why}: {', '.join(map(str, outputs.values()))}", err=True)
@@ -115,6 +117,19 @@ def _write(
                 figures.write_plan_html(made, result, parts["html"], sources=sources)
             if "figure" in parts:
                 figures.write_plan_figure(made, result, parts["figure"])
+
+
+def serving_command(cluster: Path) -> str | None:
+    """Return the command that serves a cluster file, None where its machines are no workers of this host."""
+    from phasesplit.engine.fetch import is_named
+    from phasesplit.files.serve_files import load_served_cluster
+
+    try:
+        served = load_served_cluster(cluster)
+    except SpecError:
+        return None
+    path = [] if is_named(served.model) else ["--model", "PATH"]
+    return shlex.join(["phasesplit", "serve", str(cluster), *path])
 
 
 def simulation_command(asked: "Asked", made: "Plan", cluster: Path) -> str:

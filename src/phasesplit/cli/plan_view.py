@@ -12,7 +12,7 @@ from phasesplit.planning.designs import counts_text
 from phasesplit.planning.misses import refusal
 from phasesplit.planning.objective import UNITS, Measure
 from phasesplit.planning.plan import Entry, Gain, Plan
-from phasesplit.planning.problem import Problem
+from phasesplit.planning.problem import Offer, Problem
 from phasesplit.planning.sensitivity import Axis, Point, changes, flips
 
 _WIDEST = 120
@@ -68,6 +68,8 @@ def print_plan(plan: Plan, elapsed_s: float, sources: Sequence[MachineSources] =
     print_days(console, plan)
     for source, users in _sources(plan).items():
         console.print(Text(f"phase times ({', '.join(users)}): {source}", "dim"))
+    for source, users in _links(plan).items():
+        console.print(Text(f"link ({', '.join(users)}): {source}", "dim"))
     seeds = ", ".join(str(seed) for seed in plan.problem.seeds)
     why = plan.lost or "interrupted"
     stopped = "" if plan.complete else f"; {why}: there may be better"
@@ -75,17 +77,30 @@ def print_plan(plan: Plan, elapsed_s: float, sources: Sequence[MachineSources] =
 
 
 def _sources(plan: Plan) -> dict[str, list[str]]:
-    """Return who uses each source of phase times: machines as asked for, and settings of them that are compared."""
+    """Return who uses each source of phase times."""
     problem = plan.problem
-    compared = [entry.design for entry in (plan.best_split, plan.best_unsplit) if entry is not None]
-    used = {number for design in compared for _, number in design.slots}
     users: dict[str, list[str]] = {}
-    for number, offer in enumerate(problem.offers):
-        if not offer.variant_of or number in used:
-            users.setdefault(offer.times.source, []).append(offer.machine.name)
+    for offer in _offers(plan):
+        users.setdefault(offer.times.source, []).append(offer.machine.name)
     if problem.reference is not None and problem.slo.needs_reference:
         users.setdefault(problem.reference.source, []).append("reference of slowdowns")
     return users
+
+
+def _links(plan: Plan) -> dict[str, list[str]]:
+    """Return who has each source of a link that was measured; the published rules ask for none."""
+    users: dict[str, list[str]] = {}
+    for offer in _offers(plan):
+        if offer.machine.link_source is not None and not plan.problem.rules.published:
+            users.setdefault(offer.machine.link_source, []).append(offer.machine.name)
+    return users
+
+
+def _offers(plan: Plan) -> list[Offer]:
+    """Return the machines as asked for, and the settings of them that are compared."""
+    compared = [entry.design for entry in (plan.best_split, plan.best_unsplit) if entry is not None]
+    used = {number for design in compared for _, number in design.slots}
+    return [offer for number, offer in enumerate(plan.problem.offers) if not offer.variant_of or number in used]
 
 
 def _print_ranking(console: Any, plan: Plan) -> None:

@@ -57,7 +57,7 @@ def replay(
         check_output(requests, REQUEST_ENDINGS, "--requests")
     if not 0 < timeout < float("inf"):
         raise SpecError.bad("--timeout", timeout, "a time > 0 in seconds")
-    drawn = span("--token-ids", ids)
+    drawn = token_ids(ids)
     limits = None if clip is None else span("--clip", clip)
     trace, dropped = demand.trace()
     measured = asyncio.run(_measured(clipped(trace, limits), url, model, drawn, seed, timeout, quiet=as_json))
@@ -131,6 +131,21 @@ def span(flag: str, text: str) -> range:
     if not (first.isdecimal() and last.isdecimal() and len(text) < 24):
         raise SpecError.bad(flag, text, "two whole numbers, such as 512:64")
     return range(int(first), int(last))
+
+
+def token_ids(text: str) -> range:
+    """Return the token ids that --token-ids has prompts drawn from.
+
+    Raises:
+        SpecError: It is not two whole numbers, the first below the second.
+    """
+    try:
+        ids = span("--token-ids", text)
+    except SpecError:
+        ids = range(0)
+    if not ids:
+        raise SpecError.bad("--token-ids", text, "two whole numbers FROM:TO, such as 1000:20000")
+    return ids
 
 
 def clipped(trace: "Trace", limits: range | None) -> "Trace":

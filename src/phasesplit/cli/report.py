@@ -206,12 +206,18 @@ def _print_origins(console: Any, result: Result) -> None:
     from rich.text import Text
 
     origins: dict[str, list[str]] = {}
+    links: dict[str, list[str]] = {}
+    has_transfers = result.cluster.split and not result.rules.published
     for pool in result.cluster.pools:
         origins.setdefault(pool.times.source, []).append(f"{pool.role} pool")
+        if (link_source := pool.machine.link_source) is not None and has_transfers:
+            links.setdefault(link_source, []).append(f"{pool.role} pool")
     if result.cluster.reference is not None:
         origins.setdefault(result.cluster.reference.source, []).append("reference of slowdowns")
     for source, users in origins.items():
         console.print(Text(f"phase times ({', '.join(users)}): {source}", "dim"))
+    for source, users in links.items():
+        console.print(Text(f"link ({', '.join(users)}): {source}", "dim"))
     seen = (
         "true output lengths (an oracle)"
         if result.oracle

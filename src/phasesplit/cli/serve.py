@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phasesplit.cli.options import option
-from phasesplit.cli.worker import bytes_of, setting
+from phasesplit.cli.worker import bytes_of, port_of, setting
 from phasesplit.errors import SpecError
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def _asked(
     """Return what the file says, changed by what the options say."""
     from dataclasses import replace
 
+    from phasesplit.files.places import fields_of
     from phasesplit.files.serve_files import (
         ServedCluster,
         load_served_cluster,
@@ -157,11 +158,9 @@ def _asked(
     if kv_memory is not None:
         changes["kv_bytes"] = bytes_of(kv_memory, "--kv-memory")
     if port is not None:
-        if not 0 <= port < 1 << 16:
-            raise SpecError.bad("--port", port, "a whole number from 0 to 65535")
-        changes["port"] = port
+        changes["port"] = port_of(port)
     if settings:
-        changes["rules"] = served_rules(dict(map(setting, settings)), "--set", asked.rules)
+        changes["rules"] = served_rules(dict(map(setting, settings)), fields_of("--set"), asked.rules)
     clients, admin, join = keys
     if clients is not None:
         changes["client_keys"] = read_keys(clients, "--api-key-file")

@@ -50,6 +50,7 @@ def top(
 def _read(url: str) -> "Metrics":
     import http.client
 
+    from phasesplit.serving.addresses import unreached
     from phasesplit.serving.announcing import Gateway
     from phasesplit.serving.glance import Metrics
 
@@ -60,10 +61,10 @@ def _read(url: str) -> "Metrics":
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode("utf-8", "replace")
     except (OSError, http.client.HTTPException) as problem:
-        raise SpecError(f"{url}: no gateway answers there ({getattr(problem, 'strerror', None) or problem})") from None
+        raise SpecError(f"{url}: {unreached(problem)}") from None
     finally:
         connection.close()
-    return Metrics.from_text(text, time.monotonic())
+    return Metrics.from_text(text, time.monotonic(), url)
 
 
 def _page(url: str, now: "Metrics", before: "Metrics | None") -> "Group":

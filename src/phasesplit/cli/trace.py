@@ -113,12 +113,15 @@ def resample(
 
     Example: phasesplit trace resample azure-coding out.csv --rate 70 --duration 600
     """
+    from phasesplit.cli.demand import check_numbers
     from phasesplit.domain.arrival_text import parse_arrivals
     from phasesplit.domain.resampling import resample as resampled
     from phasesplit.domain.resampling import window_of
     from phasesplit.files.trace_writers import write_trace
 
     _check_apart(file, out)
+    check_numbers(rate_per_s=rate, duration_s=duration, seed=seed)
+    _check_window(start, end)
     model = None if arrivals == "keep" else parse_arrivals(arrivals, "--arrivals")
     trace = _read(file, format=layout, columns=columns, time_unit=time_unit, skip_bad=skip_bad, sort=sort)
     if start or end is not None:
@@ -134,6 +137,15 @@ def _check_apart(file: str, out: str) -> None:
 
     if out != "-" and Path(out).resolve() == Path(file).resolve():
         raise SpecError.bad("output", out, "a file other than the input")
+
+
+def _check_window(start_s: float, end_s: float | None) -> None:
+    from phasesplit.errors import SpecError
+
+    if not 0 <= start_s < math.inf:
+        raise SpecError.bad("--start", start_s, "a finite number of seconds of at least 0")
+    if end_s is not None and not start_s < end_s:
+        raise SpecError.bad("--end", end_s, f"more than --start, {start_s:g} s")
 
 
 def _read(file: str, **options: Any) -> Any:

@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from phasesplit.cli.options import Home, Join, WorkerName, option
-from phasesplit.cli.worker import KEY_VARIABLE, ROLES, announce, bytes_of, facing, number, say, seconds_of, tell
+from phasesplit.cli.worker import (
+    KEY_VARIABLE,
+    ROLES,
+    announce,
+    bytes_of,
+    facing,
+    number,
+    port_of,
+    say,
+    seconds_of,
+    tell,
+)
 from phasesplit.errors import SpecError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -97,19 +108,23 @@ def vllm_worker(
 
     if home not in ROLES:
         raise SpecError.unknown("--home", home, ROLES)
+    called = naming.worker_name(name, home)
     if not model:
         raise SpecError("--model: vLLM needs a directory with safetensors or a hub's name")
     if layerwise_from_tokens is not None and layerwise_from_tokens < 0:
         raise SpecError.bad("--layerwise-from-tokens", layerwise_from_tokens, "a whole number, 0 or more")
-    demand_vllm(python or sys.executable)
+    if not 1 <= block_tokens <= 4_096 or block_tokens & (block_tokens - 1):
+        raise SpecError.bad("--block-tokens", block_tokens, "a power of two, 1 to 4,096")
+    port_of(port)
     gateway = Gateway.from_text(join) if join is not None else None
+    demand_vllm(python or sys.executable)
     key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(KEY_VARIABLE)
     address = host or facing(gateway)
     if address not in LOOPBACK and not key:
         raise SpecError(f"--host {address}: a worker that others can reach needs a key, --key-file or {KEY_VARIABLE}")
     with tempfile.TemporaryDirectory(prefix="phasesplit-") as scratch:
         settings = VllmSettings(
-            name=name or f"{os.uname().nodename}-{home}-{os.getpid()}",
+            name=called,
             epoch=int(time.time() * 1000) if epoch is None else epoch,
             home=home,
             model=model,

@@ -86,10 +86,11 @@ def worker(
     import contextlib
 
     from phasesplit.engine.fetch import model_path
-    from phasesplit.files.serve_files import only_key, read_keys, served_rules
+    from phasesplit.files.places import fields_of
+    from phasesplit.files.serve_files import core_share_of, only_key, read_keys, served_rules
     from phasesplit.serving.announcing import Gateway
     from phasesplit.serving.embedded import WorkerSettings
-    from phasesplit.serving.naming import model_name
+    from phasesplit.serving.naming import model_name, worker_name
     from phasesplit.serving.sockets import socket_directory
     from phasesplit.serving.worker import WorkerPlace, run_worker
 
@@ -100,17 +101,21 @@ def worker(
     address = host or facing(gateway)
     if address not in LOOPBACK and not key:
         raise SpecError(f"--host {address}: a worker that others can reach needs a key, --key-file or {KEY_VARIABLE}")
-    if not 0.0 < core_share <= 1.0:
-        raise SpecError.bad("--core-share", core_share, "more than 0 and at most 1")
-    rules = served_rules(dict(setting(text) for text in settings or ()), "--set")
+    port_of(port)
+    kv_bytes, drain_s = bytes_of(kv_memory, "--kv-memory"), seconds_of(drain, "--drain")
+    try:
+        core_share = core_share_of(core_share)
+    except ValueError as problem:
+        raise SpecError.bad("--core-share", core_share, str(problem)) from None
+    rules = served_rules(dict(setting(text) for text in settings or ()), fields_of("--set"))
     with contextlib.nullcontext(sockets) if sockets else socket_directory() as directory:
         worker_settings = WorkerSettings(
-            name=name or f"{os.uname().nodename}-{home}-{os.getpid()}",
+            name=worker_name(name, home),
             epoch=int(time.time() * 1000) if epoch is None else epoch,
             home=home,
             model=model_path(model, say),
             model_name=called or model_name(model),
-            kv_bytes=bytes_of(kv_memory, "--kv-memory"),
+            kv_bytes=kv_bytes,
             rules=rules,
             has_prefix_cache=prefix_cache,
             core_share=core_share,
@@ -123,7 +128,7 @@ def worker(
             gateway=gateway,
             join_key=key,
             key=key,
-            drain_s=seconds_of(drain, "--drain"),
+            drain_s=drain_s,
         )
         ready = announce if parent is not None else tell
         return asyncio.run(run_worker(worker_settings, place, ready=ready, say=say))
@@ -141,6 +146,17 @@ def interpret_scheduling() -> None:
 def bytes_of(text: str, where: str) -> int:
     """Return a size that a person wrote, in bytes."""
     return int(_quantity(text, "bytes", 1e15, where))
+
+
+def port_of(port: int) -> int:
+    """Return a port to listen at, 0 for any free one.
+
+    Raises:
+        SpecError: It is none.
+    """
+    if not 0 <= port < 1 << 16:
+        raise SpecError.bad("--port", port, "a whole number from 0 to 65535")
+    return port
 
 
 def seconds_of(text: str, where: str) -> float:

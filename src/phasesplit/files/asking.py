@@ -1,7 +1,7 @@
 """The question of a plan, made out of a checked spec: machines, traffic, rate, length of traces, contradictions."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from phasesplit.errors import SpecError
 from phasesplit.files.catalog import reference_times
 from phasesplit.files.day import read_day
 from phasesplit.files.offers import Offers
+from phasesplit.files.places import Where, inside
 from phasesplit.files.specs import load_machine, load_model
 from phasesplit.planning.designs import designs_of, divisions_of
 from phasesplit.planning.floors import Floors
@@ -38,7 +39,6 @@ MOST_REQUESTS = 1_000_000
 _POWER_CAPS = (0.7, 0.5)
 _POWERED = (Measure.POWER, Measure.ENERGY, Measure.CARBON)
 _SET_BY_DESIGNS = ("elastic", "unsplit_batching")
-Where = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Reader:
         spec, where = self.spec, self.where
         self._refuse_contradictions()
         rules = self._rules()
-        model = load_model(spec.model)
+        model = load_model(spec.model, where=where("model"))
         machine = load_machine(spec.reference, where=where("reference"))
         slo = parse_slo(spec.slo, where("slo"))
         reference = reference_times(model, machine, published=rules.published, source=spec.times)
@@ -205,10 +205,10 @@ class Reader:
     def _rules(self) -> "Rules":
         from phasesplit.files.rules import rules_from
 
-        settings, where = self.spec.rules, self.where("rules")
+        settings, where = self.spec.rules, inside(self.where, "rules")
         for name in settings:
             if name.replace("-", "_") in _SET_BY_DESIGNS:
-                raise SpecError(f"{where}, field {name}: every design sets it itself, leave it out")
+                raise SpecError(f"{where(name)}: every design sets it itself, leave it out")
         published = {name: value for name, value in settings.items() if name == "published"}
         return rules_from(settings, where, rules_from(published, where))
 
@@ -219,9 +219,13 @@ class Reader:
             powered = not offers.rules.published and any(one in _POWERED for one in (objective, *budgets))
             caps = _POWER_CAPS if powered else ()
         if spec.existing:
-            offers.add(tuple(spec.existing), where("existing"), existing=spec.existing)
+            offers.add(
+                tuple(spec.existing), [where(f"existing.{name}") for name in spec.existing], existing=spec.existing
+            )
         else:
-            offers.add(spec.machines or (), where("machines"), degrees=spec.tensor_parallel, caps=caps)
+            names = spec.machines or ()
+            places = [where(f"machines[{number}]") for number in range(len(names))]
+            offers.add(names, places, degrees=spec.tensor_parallel, caps=caps)
         return offers
 
     def _baseline(self, offers: Offers) -> Offer | None:
@@ -232,7 +236,7 @@ class Reader:
         count, colon, name = self.spec.baseline.partition(":")
         if not colon or not count.isdecimal() or not 1 <= int(count) <= 100_000:
             raise SpecError.bad(where, self.spec.baseline, "SERVERS:MACHINE, such as 40:dgx-h100")
-        offers.add([name], where, existing={name: int(count)})
+        offers.add([name], [where], existing={name: int(count)})
         return offers.offers[0]
 
     def _taken(self, baseline: Offer, measure: Measure) -> float:
@@ -262,7 +266,7 @@ class Reader:
             name = min(least, key=lambda one: least[one])
             if least[name] > most:
                 raise SpecError(
-                    f"{self.where('within')} {measure}: {most:,.6g} {UNITS[measure]} is less than one server takes,"
+                    f"{self.where(f'within.{measure}')}: {most:,.6g} {UNITS[measure]} is less than one server takes,"
                     f" {name} takes {least[name]:,.6g}"
                 )
 

@@ -44,7 +44,7 @@ class Offers:
     def add(
         self,
         names: Sequence[str],
-        where: str,
+        places: Sequence[str],
         *,
         existing: Mapping[str, int] | None = None,
         degrees: Sequence[int] | None = None,
@@ -54,7 +54,7 @@ class Offers:
 
         Args:
             names: Names or paths.
-            where: How the person knows the place they came from.
+            places: How the person knows the place of each.
             existing: How many servers there are of each; then there are no variants.
             degrees: Tensor-parallel degrees to look at, the largest first choice; None: the whole server, and the
                 powers of two for which phase times are known as they are for the whole server.
@@ -64,11 +64,11 @@ class Offers:
             SpecError: A name is unknown or there twice, no machine holds the model, or phase times are missing.
         """
         refusals: list[tuple[float, SpecError]] = []
-        for name in names:
+        for name, where in zip(names, places, strict=True):
             text = name if not degrees else f"{name}/tp{max(degrees)}"
             machine = load_machine(text, where=where)
             if machine.name in self.written:
-                raise SpecError.bad(where, ", ".join(names), f"each machine once, and {machine.name} is there twice")
+                raise SpecError.bad(where, name, f"each machine once, and {machine.name} is there twice")
             refusal = self._too_small(machine)
             if refusal is not None:
                 refusals.append((machine.hbm_bytes, refusal))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from phasesplit.files.schema import MOST_MACHINES, Name, Spec, quantity_in, whole
+from phasesplit.files.schema import MOST_MACHINES, EntryError, Name, Spec, quantity_in, whole
 from phasesplit.files.units import quantity
 from phasesplit.planning.objective import Measure
 
@@ -56,11 +56,11 @@ def _budgets(value: object) -> dict[Measure, float]:
     found = {}
     for name, one in _paired(value).items():
         if name not in list(Measure):
-            raise ValueError(f"MEASURE=VALUE with a measure among {_MEASURES}")
+            raise EntryError(name, one, f"MEASURE=VALUE with a measure among {_MEASURES}")
         try:
             found[Measure(name)] = quantity(one, UNIT_KINDS[Measure(name)], most=1e12)
         except ValueError as problem:
-            raise ValueError(f"for {name} {problem}") from None
+            raise EntryError(name, one, str(problem)) from None
     return found
 
 
@@ -72,7 +72,7 @@ def _counts(value: object) -> dict[str, int]:
         except ValueError:
             number = math.nan
         if not math.isfinite(number) or number != math.floor(number):
-            raise ValueError(f"MACHINE=COUNT with a whole number of servers from 1 to {MOST_MACHINES:,}")
+            raise EntryError(name, one, f"MACHINE=COUNT with a whole number of servers from 1 to {MOST_MACHINES:,}")
         found[name] = int(number)
     if not 1 <= len(found) <= _MOST_TYPES:
         raise ValueError(f"MACHINE=COUNT with commas between, at most {_MOST_TYPES} types")
@@ -85,7 +85,7 @@ def _percentiles(value: object) -> dict[float, float]:
         try:
             found[float(name.removeprefix("p"))] = float(tokens)
         except (TypeError, ValueError):
-            raise ValueError("percentiles and tokens, such as p50=1020,p90=2734,p99=4142") from None
+            raise EntryError(name, tokens, "percentiles and tokens, such as p50=1020,p90=2734,p99=4142") from None
     return found
 
 

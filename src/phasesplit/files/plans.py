@@ -69,6 +69,7 @@ def plan_summary(
         "seeds": list(problem.seeds),
         "rules": rules_settings(problem.rules),
         "times_sources": {offer.machine.name: offer.times.source for offer in problem.offers},
+        "link_sources": {offer.machine.name: offer.machine.link_source for offer in problem.offers},
         "sources": sources_content(sources),
         "reference_times_source": problem.reference.source if problem.reference is not None else None,
         "questions": plan.questions,

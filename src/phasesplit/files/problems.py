@@ -1,5 +1,6 @@
 """What a plan is asked: from a YAML file, from values as on the command line, or from both."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from phasesplit.errors import SpecError
 from phasesplit.files.asking import Asked, Reader
 from phasesplit.files.day import POLICY_FIELD
+from phasesplit.files.places import Places, fields_of
 from phasesplit.files.specs import checked, is_path
 from phasesplit.files.text import read_yaml
 
@@ -36,17 +38,14 @@ def read_problem(file: str | Path | None, values: Mapping[str, Any], *, flag: st
     from phasesplit.files.plan_schema import PlanSpec
 
     content: dict[str, Any] = {}
-    lines: dict[str, int] = {}
+    places = Places(Path(file or ""), {})
     if file is not None:
-        content, lines = read_yaml(Path(file))
+        content, places = read_yaml(Path(file))
         content = {name.replace("-", "_"): value for name, value in content.items()}
-        lines = {name.replace("-", "_"): line for name, line in lines.items()}
 
     def where(field: str) -> str:
-        top = field.split(".")[0].split("[")[0]
-        if top in values or file is None:
-            return flag + _OPTIONS.get(field, field.removeprefix("workload.")).replace("_", "-")
-        return f"{file}, line {lines[top]}, {field}" if top in lines else f"{file}, {field}"
+        is_option = file is None or _is_option(field, content, values)
+        return flag + _option(field) if is_option else places(field)
 
     merged = {**content, **values}
     for name in ("workload", "rules", "day"):
@@ -59,6 +58,31 @@ def read_problem(file: str | Path | None, values: Mapping[str, Any], *, flag: st
     if file is not None:
         spec = _from_folder(spec, Path(file).parent, set(content) - set(values))
     return Reader(spec, where).asked()
+
+
+def _is_option(field: str, content: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Return whether a field is the command line's, and not one that it leaves to the file beside others of its own."""
+    top, _, entry = re.sub(r"\[.*", "", field).partition(".")
+    if top not in values:
+        return False
+    inner, outer = content.get(top), values[top]
+    if not (isinstance(inner, Mapping) and isinstance(outer, Mapping)):
+        return True
+    return entry not in inner or entry in outer
+
+
+def _option(field: str) -> str:
+    """Return the option that a field is on the command line, and the entry of it that is meant."""
+    field = re.sub(r"\[\d+\]", "", field)
+    section = next((one for one in _OPTIONS if f"{field}.".startswith(f"{one}.")), None)
+    if section is None:
+        name, _, entry = field.removeprefix("workload.").partition(".")
+    else:
+        name, entry = _OPTIONS[section], field[len(section) + 1 :]
+    name = name.replace("_", "-")
+    if section == "rules":
+        return fields_of(name)(entry)
+    return f"{name} {entry}" if entry else name
 
 
 def _overridden(name: str, inner: Any, outer: Any) -> Any:

@@ -171,7 +171,7 @@ def _machine_fields(profile: "ProfileSpec") -> tuple[dict[str, Any], dict[str, s
     tokens = np.array(times.prompt_knots_tokens)
     prompt_s = np.array(times.prompt_knots_s) + times.prompt_pair_s * tokens**2 / 2
     flops_per_s = float(np.max(2 * sizes["active_parameters"] * tokens / prompt_s))
-    fields = {
+    fields: dict[str, Any] = {
         "name": profile.machine.name,
         "accelerators": 1,
         "hbm_bytes": memory_bytes / share,
@@ -187,6 +187,8 @@ def _machine_fields(profile: "ProfileSpec") -> tuple[dict[str, Any], dict[str, s
         "flops_per_s": "implied by the fastest prompt iteration; only a roofline uses it",
         "nic_bytes_per_s": f"assumed, 100 Gb/s ({profile.unknown.get('link', '')})" if link is None else link.source,
     }
+    if link is not None:
+        fields["link"], sources["link"] = link.model_dump(exclude={"source"}), link.source
     return fields, sources
 
 

@@ -114,7 +114,13 @@ def result_summary(result: Result) -> dict[str, Any]:
     Numbers that are not defined are NaN, which `orjson.dumps` writes as null.
     """
     pools = [
-        {"role": str(pool.role), "count": pool.count, "machine": pool.machine.name, "times_source": pool.times.source}
+        {
+            "role": str(pool.role),
+            "count": pool.count,
+            "machine": pool.machine.name,
+            "times_source": pool.times.source,
+            "link_source": pool.machine.link_source,
+        }
         for pool in result.cluster.pools
     ]
     reference = result.cluster.reference

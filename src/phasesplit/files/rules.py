@@ -1,5 +1,6 @@
 """The scheduler's rules as people write them: a YAML mapping, or settings of the command line."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from enum import IntEnum
@@ -7,6 +8,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from phasesplit.errors import SpecError
+from phasesplit.files.places import Where, fields_of
 from phasesplit.scheduling.rules import NAMES, Placement, Rules
 
 FREE_UNDER_PUBLISHED = (
@@ -14,18 +16,21 @@ FREE_UNDER_PUBLISHED = (
 )  # fmt: skip
 """Fields that still mean something under the published rules; those fix all others."""
 
+ANYWHERE = fields_of("rules")
+"""The place of settings that come from nowhere in particular."""
+
 _TYPES = get_type_hints(Rules)
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NONE = ("auto", "none", "null")
 
 
-def rules_from(settings: Mapping[str, Any], where: str = "rules", base: Rules | None = None) -> Rules:
+def rules_from(settings: Mapping[str, Any], where: Where = ANYWHERE, base: Rules | None = None) -> Rules:
     """Return rules with some fields set.
 
     Args:
         settings: Field of `Rules` to value, as a person writes both: hyphens or underscores, enums by name
             (`two-choices`), numbers as numbers or text. `published: true` starts from `Rules.as_published()`.
-        where: How the person knows the place the settings came from, for messages.
+        where: From a field to how the person knows its place, for messages.
         base: The rules to change, by default `Rules()`.
 
     Raises:
@@ -35,15 +40,16 @@ def rules_from(settings: Mapping[str, Any], where: str = "rules", base: Rules | 
     for written, value in settings.items():
         field = str(written).strip().lower().replace("-", "_")
         if field not in _TYPES:
-            raise SpecError.unknown(f"{where}, field", str(written), _TYPES)
-        values[field] = _value(f"{where}, field {field}", _TYPES[field], value)
+            raise SpecError.unknown(where(str(written)), str(written), _TYPES)
+        values[field] = _value(where(field), _TYPES[field], value)
     before = base or Rules()
     if values.get("published", before.published) != before.published:
         before = Rules.as_published() if values["published"] else Rules()
     try:
         rules = replace(before, **values)
     except SpecError as problem:
-        raise SpecError(str(problem).replace("rules", where, 1)) from None
+        said = re.sub(r"rules, field (\w+)", lambda found: where(found[1]), str(problem), count=1)
+        raise SpecError(said) from None
     if rules.published:
         _check_published(rules, where)
     return rules
@@ -60,12 +66,12 @@ def _written(value: Any) -> Any:
     return value
 
 
-def _check_published(rules: Rules, where: str) -> None:
+def _check_published(rules: Rules, where: Where) -> None:
     fixed = Rules.as_published()
     for name, asked in rules_settings(rules).items():
         if name not in FREE_UNDER_PUBLISHED and getattr(rules, name) != getattr(fixed, name):
             only = _written(getattr(fixed, name))
-            raise SpecError.bad(f"{where}, field {name}", asked, f"only {only} under the published rules, which fix it")
+            raise SpecError.bad(where(name), asked, f"only {only} under the published rules, which fix it")
 
 
 def _value(where: str, kind: Any, value: Any) -> Any:

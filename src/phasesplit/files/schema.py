@@ -11,6 +11,20 @@ MOST_MACHINES = 1_000_000
 """Largest pool that is believed."""
 
 
+class EntryError(ValueError):
+    """One entry of a mapping is wrong; its text says what is allowed.
+
+    Args:
+        name: Name of the entry.
+        value: What stands there.
+        allowed: What would have been accepted.
+    """
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(allowed)
+        self.name, self.value = name, value
+
+
 def quantity_in(kind: str, most: float) -> BeforeValidator:
     """Return what reads a quantity of a kind, a key of `units.UNITS`, above 0 and at most `most` in its base unit."""
 
@@ -21,11 +35,10 @@ def quantity_in(kind: str, most: float) -> BeforeValidator:
 
 
 def quantity_or_zero(kind: str, most: float) -> BeforeValidator:
-    """Return what reads a quantity as `quantity_in` does, or 0 where nobody knows it."""
+    """Return what reads a quantity as `quantity_in` does, or 0: there is none, or nobody knows it."""
 
     def read(value: object) -> float:
-        is_zero = isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
-        return 0.0 if is_zero else quantity(value, kind, most=most)
+        return quantity(value, kind, most=most, or_zero=True)
 
     return BeforeValidator(read)
 
@@ -70,6 +83,7 @@ BytesPerS = Annotated[float, quantity_in("bytes_per_s", 1e18)]
 FlopsPerS = Annotated[float, quantity_in("flops_per_s", 1e21)]
 Watts = Annotated[float, quantity_in("w", 1e8)]
 WattsOrZero = Annotated[float, quantity_or_zero("w", 1e8)]
+SecondsOrZero = Annotated[float, quantity_or_zero("s", 3_600.0)]
 Count = Annotated[float, quantity_in("count", 1e16)]
 Ratio = Annotated[float, quantity_in("ratio", 100.0)]
 
@@ -78,6 +92,15 @@ class Spec(BaseModel):
     """Fields of a file: only known ones, and they do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LinkSpec(Spec):
+    """The link of a machine file: the fields of `domain.link.Link`, all of them, as they were measured."""
+
+    bytes_per_s: BytesPerS
+    latency_s: SecondsOrZero
+    per_layer_s: SecondsOrZero
+    streaming_slowdown: Annotated[float, quantity_or_zero("ratio", 10.0)]
 
 
 class MachineSpec(Spec):
@@ -89,6 +112,7 @@ class MachineSpec(Spec):
     hbm_bytes_per_s: BytesPerS
     flops_per_s: FlopsPerS
     nic_bytes_per_s: BytesPerS
+    link: LinkSpec | None = None
     provisioned_w: WattsOrZero
     idle_w: WattsOrZero
     prompt_w: WattsOrZero

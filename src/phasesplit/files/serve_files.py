@@ -4,20 +4,26 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phasesplit.errors import SpecError
-from phasesplit.files.rules import rules_from
+from phasesplit.files.places import Where, fields_of, inside
+from phasesplit.files.rules import ANYWHERE, rules_from
+from phasesplit.files.serve_machines import profile_of_workers, served_model
 from phasesplit.files.specs import checked, is_path
 from phasesplit.files.text import read_text, read_yaml
-from phasesplit.scheduling.rules import Rules
+from phasesplit.scheduling.rules import Batching, Rules
 
-EMBEDDED = "embedded"
-"""The machine of a pool that `serve` starts itself: a process on this host."""
+if TYPE_CHECKING:
+    from phasesplit.files.profile_schema import ProfileSpec
 
 BLOCK_TOKENS = 32
 """Tokens of a KV block of the embedded engine."""
 
+_VLLM_RULES = Rules(block_tokens=BLOCK_TOKENS, batching=Batching.CHUNKED)
+"""vLLM forms its batches itself, on every machine: the token phase first, then chunks of prompts."""
+
+_LEAST_CORE_SHARE = 0.01
 _SHORTEST_KEY = 8
 
 
@@ -28,11 +34,13 @@ class VllmOptions:
     Attributes:
         python: Interpreter that has vLLM and phasesplit; None: the one that runs `serve`.
         connector: How KV moves: `phasesplit`, `nixl` or `none`.
+        threads: Threads that each server computes with on a CPU; None: what the environment says, or all cores.
         arguments: Further arguments of vLLM's API server.
     """
 
     python: str | None = None
     connector: str = "phasesplit"
+    threads: int | None = None
     arguments: tuple[str, ...] = ()
 
 
@@ -57,7 +65,7 @@ class ServedCluster:
         drain_s: Seconds that requests have to end in when the cluster is told to stop.
         stalled_s: A worker of this host that has not answered for so many seconds is started again.
         vllm: How vLLM is started; None: workers have the embedded engine.
-        limits_place: How a person knows the place of the limits, for messages.
+        limits_place: From a field of the limits to how a person knows its place, for messages.
     """
 
     name: str = "cluster"
@@ -76,7 +84,7 @@ class ServedCluster:
     drain_s: float = 30.0
     stalled_s: float = 10.0
     vllm: VllmOptions | None = None
-    limits_place: str = "limits"
+    limits_place: Where = field(default=fields_of("limits"), compare=False)
 
     @property
     def workers(self) -> dict[str, str]:
@@ -93,56 +101,64 @@ def load_served_cluster(path: str | Path) -> ServedCluster:
     from phasesplit.files.serve_schema import ServedSpec
 
     path = Path(path)
-    content, lines = read_yaml(path)
-
-    def where(field: str) -> str:
-        known = field
-        while known and known not in lines:
-            known = known[: max(known.rfind("."), known.rfind("["), 0)]
-        return f"{path}, line {lines[known]}, {field}" if known else f"{path}, {field}"
-
+    content, where = read_yaml(path)
     spec = checked(content, ServedSpec, where, str(path))
     serve = spec.serve
+    rules = served_rules(spec.rules, inside(where, "rules"), _VLLM_RULES if spec.engine == "vllm" else None)
     pools: dict[str, int] = {}
     for pool in spec.pools:
         pools[str(pool.role)] = pools.get(str(pool.role), 0) + pool.count
-    model = spec.model
-    if is_path(model) or model.endswith(".gguf"):
-        model = str((path.parent / model).resolve())
+    planned = profile_of_workers([pool.machine for pool in spec.pools], path.parent, where)
     return ServedCluster(
         name=spec.name,
-        model=model,
+        model=served_model(spec.model, path.parent),
         pools=pools,
-        rules=served_rules(spec.rules, where("rules")),
+        rules=rules,
         host=serve.host,
         port=serve.port,
-        kv_bytes=int(serve.kv_memory),
+        kv_bytes=_kv_bytes(spec, planned),
         has_prefix_cache=serve.prefix_cache,
         core_share=serve.core_share,
         limits=serve.limits,
-        client_keys=_keys(serve.keys.clients, path, where("serve.keys.clients")),
-        admin_keys=_keys(serve.keys.admin, path, where("serve.keys.admin")),
-        join_key=only_key(_keys(serve.keys.join, path, where("serve.keys.join")), where("serve.keys.join")),
+        client_keys=_keys(serve.keys.clients, path, inside(where, "serve.keys.clients")),
+        admin_keys=_keys(serve.keys.admin, path, inside(where, "serve.keys.admin")),
+        join_key=only_key(_keys(serve.keys.join, path, inside(where, "serve.keys.join")), where("serve.keys.join")),
         drain_s=serve.drain,
         stalled_s=serve.stalled,
-        vllm=_vllm(spec, path) if spec.engine == "vllm" else None,
-        limits_place=where("serve.limits"),
+        vllm=_vllm(spec, path, rules) if spec.engine == "vllm" else None,
+        limits_place=inside(where, "serve.limits"),
     )
 
 
-def _vllm(spec: Any, path: Path) -> VllmOptions:
+def _kv_bytes(spec: Any, planned: "ProfileSpec | None") -> int:
+    """Return the memory for KV of each worker: what the file says, else what was planned with, else the default."""
+    kv = None if planned is None or "kv_memory" in spec.serve.model_fields_set else planned.kv
+    if kv is None or kv.bytes_per_token is None:
+        return int(spec.serve.kv_memory)
+    return round(kv.blocks * kv.block_tokens * kv.bytes_per_token)
+
+
+def _vllm(spec: Any, path: Path, rules: Rules) -> VllmOptions:
+    """Return how vLLM is started; bounds of batches that the rules set become its own, unless its arguments say so."""
     python = spec.serve.vllm.python
     if python is not None and is_path(python):
         python = str(path.parent / python)  # not resolved: an environment's interpreter is a link
-    return VllmOptions(python=python, connector=spec.serve.vllm.connector, arguments=spec.serve.vllm.arguments)
+    vllm = spec.serve.vllm
+    bounds = {"batch_prompt_tokens": "--max-num-batched-tokens", "batch_requests": "--max-num-seqs"}
+    ruled = [
+        part for field, name in bounds.items() if field in spec.rules for part in (name, str(getattr(rules, field)))
+    ]
+    return VllmOptions(
+        python=python, connector=vllm.connector, threads=vllm.threads, arguments=(*ruled, *vllm.arguments)
+    )
 
 
-def served_rules(settings: Mapping[str, Any], where: str = "rules", base: Rules | None = None) -> Rules:
+def served_rules(settings: Mapping[str, Any], where: Where = ANYWHERE, base: Rules | None = None) -> Rules:
     """Return rules for live machines, whose blocks have the size that the embedded engine gives them.
 
     Args:
         settings: Field of `Rules` to value, as a person writes both.
-        where: How the person knows their place.
+        where: From a field to how the person knows its place.
         base: The rules to change, by default those of live machines.
 
     Raises:
@@ -150,10 +166,21 @@ def served_rules(settings: Mapping[str, Any], where: str = "rules", base: Rules 
     """
     rules = rules_from(settings, where, base or Rules(block_tokens=BLOCK_TOKENS))
     if rules.published:
-        raise SpecError.bad(f"{where}, field published", True, "false: the published rules know the output's length")
+        raise SpecError.bad(where("published"), True, "false: the published rules know the output's length")
     if rules.block_tokens != BLOCK_TOKENS:
-        raise SpecError.bad(f"{where}, field block_tokens", rules.block_tokens, f"{BLOCK_TOKENS}, the engine's")
+        raise SpecError.bad(where("block_tokens"), rules.block_tokens, f"{BLOCK_TOKENS}, the engine's")
     return rules
+
+
+def core_share_of(value: object) -> float:
+    """Return what a worker may use of its core, 1 for all of it.
+
+    Raises:
+        ValueError: What is allowed, as a phrase that follows "allowed is".
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _LEAST_CORE_SHARE <= value <= 1.0:
+        raise ValueError(f"a number from {_LEAST_CORE_SHARE:g} to 1")
+    return float(value)
 
 
 def read_keys(path: str | Path, where: str) -> tuple[str, ...]:
@@ -166,7 +193,11 @@ def read_keys(path: str | Path, where: str) -> tuple[str, ...]:
     Raises:
         SpecError: It cannot be read, holds no key, or one that is too short or has blanks in it.
     """
-    keys = [line.strip() for line in read_text(Path(path)).splitlines()]
+    try:
+        text = read_text(Path(path))
+    except SpecError as problem:
+        raise SpecError(f"{where}, {problem}") from None
+    keys = [line.strip() for line in text.splitlines()]
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
         raise SpecError(f"{where}: {path} holds no key; one a line is expected")
@@ -203,9 +234,9 @@ def _key(key: str, where: str) -> str:
     return key
 
 
-def _keys(source: Any, path: Path, where: str) -> tuple[str, ...]:
+def _keys(source: Any, path: Path, where: Where) -> tuple[str, ...]:
     if source is None:
         return ()
     if source.file is not None:
-        return read_keys(path.parent / source.file, where)
-    return (key_from_environment(source.env, where),)
+        return read_keys(path.parent / source.file, where("file"))
+    return (key_from_environment(source.env, where("env")),)

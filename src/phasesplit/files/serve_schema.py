@@ -6,10 +6,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from phasesplit.domain.cluster import Role
 from phasesplit.files.schema import Bytes, Name, Spec, quantity_in, whole
+from phasesplit.files.serve_files import core_share_of
+from phasesplit.files.serve_machines import EMBEDDED, WORKERS
+from phasesplit.files.specs import is_path
 
 MOST_WORKERS = 64
 """Largest pool of processes on one host that is believed."""
-LEAST_CORE_SHARE = 0.01
+_MOST_THREADS = 1_024
 
 
 def _role(value: object) -> Role:
@@ -19,9 +22,9 @@ def _role(value: object) -> Role:
 
 
 def _machine(value: object) -> str:
-    if value != "embedded":
-        raise ValueError("embedded (a process on this host); machines of other kinds join by themselves")
-    return "embedded"
+    if value == EMBEDDED or (isinstance(value, str) and is_path(value)):
+        return str(value)
+    raise ValueError(f"{WORKERS}; machines of other kinds join by themselves")
 
 
 def _pools(value: object) -> object:
@@ -34,12 +37,6 @@ def _port(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 16:
         raise ValueError("a whole number from 0 to 65535")
     return value
-
-
-def _core_share(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not LEAST_CORE_SHARE <= value <= 1.0:
-        raise ValueError(f"a number from {LEAST_CORE_SHARE:g} to 1")
-    return float(value)
 
 
 def _flag(value: object) -> bool:
@@ -57,12 +54,12 @@ class WorkerPoolSpec(Spec):
     Attributes:
         role: What they are for.
         count: How many.
-        machine: What they are.
+        machine: What they are: `embedded`, or the path of a machine file.
     """
 
     role: Annotated[Role, BeforeValidator(_role)]
     count: Annotated[int, whole(MOST_WORKERS)]
-    machine: Annotated[str, BeforeValidator(_machine)] = "embedded"
+    machine: Annotated[str, BeforeValidator(_machine)] = EMBEDDED
 
 
 class KeySource(Spec):
@@ -115,11 +112,13 @@ class VllmSpec(Spec):
     Attributes:
         python: Interpreter that has vLLM and phasesplit; None: the one that runs `serve`.
         connector: How KV moves.
+        threads: Threads that each server computes with on a CPU.
         arguments: Further arguments of vLLM's API server, such as "--dtype", "float16".
     """
 
     python: Name | None = None
     connector: Annotated[str, BeforeValidator(_connector)] = "phasesplit"
+    threads: Annotated[int, whole(_MOST_THREADS)] | None = None
     arguments: tuple[str, ...] = ()
 
 
@@ -143,7 +142,7 @@ class ServeSettings(Spec):
     port: Annotated[int, BeforeValidator(_port)] = 8080
     kv_memory: Bytes = 512e6
     prefix_cache: Annotated[bool, BeforeValidator(_flag)] = False
-    core_share: Annotated[float, BeforeValidator(_core_share)] = 1.0
+    core_share: Annotated[float, BeforeValidator(core_share_of)] = 1.0
     limits: dict[str, Any] = Field(default_factory=dict)
     keys: KeysSpec = Field(default_factory=KeysSpec)
     drain: Seconds = 30.0
@@ -152,11 +151,11 @@ class ServeSettings(Spec):
 
 
 class ServedSpec(Spec):
-    """A cluster file as `serve` reads it: a cluster file whose machines are `embedded`, and a section of its own.
+    """A cluster file as `serve` reads it: one whose machines are processes of this host, and a section of its own.
 
     Attributes:
         name: As in reports.
-        model: `default`, `tiny`, or the path of a model.
+        model: `default`, `tiny`, or the path of a model or of a profile of one.
         engine: What computes: `embedded` or `vllm`.
         pools: At least one.
         rules: Settings of the scheduling rules.

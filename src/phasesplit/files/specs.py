@@ -2,17 +2,19 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from phasesplit.domain.link import Link
 from phasesplit.domain.machine import Machine
 from phasesplit.domain.model import Model
 from phasesplit.domain.variants import split_name, variant
 from phasesplit.errors import SpecError
 from phasesplit.files.hf_config import model_from_config
+from phasesplit.files.places import Places, Where
 from phasesplit.files.text import read_json, read_yaml
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ _ALLOWED = {
     "dict_type": "a mapping (name: value)",
     "model_type": "a mapping (name: value)",
     "string_type": "text",
+    "tuple_type": "a list",
     "invalid_key": "field names in plain text",
 }
 """What pydantic calls a mistake to what is allowed instead."""
@@ -76,12 +79,13 @@ def _whole_machine(name_or_path: str | Path, where: str) -> Machine:
         return _machine(*_validated(path, MachineSpec))
 
 
-def load_model(name_or_path: str | Path) -> Model:
+def load_model(name_or_path: str | Path, *, where: str = "model") -> Model:
     """Return a model.
 
     Args:
         name_or_path: A name from `known_models`, the path of a YAML file with the fields of `Model`, the path of a
             Hugging Face config.json or of a directory that holds one, or the path of a profile of the model.
+        where: What an error calls the place that the name stands in.
 
     Raises:
         SpecError: The name is not known, or the file holds something that is not allowed.
@@ -101,7 +105,7 @@ def load_model(name_or_path: str | Path) -> Model:
         return _model(*_validated(path, ModelSpec))
     name = str(name_or_path)
     if name not in known_models():
-        raise SpecError.unknown("model", name, known_models())
+        raise SpecError.unknown(where, name, known_models())
     with as_file(files("phasesplit") / "profiles" / "models" / f"{name}.yaml") as path:
         return _model(*_validated(path, ModelSpec))
 
@@ -112,10 +116,15 @@ def load_cluster(path: str | Path) -> "ClusterSpec":
     Raises:
         SpecError: The file holds something that is not allowed.
     """
+    return read_cluster(path)[0]
+
+
+def read_cluster(path: str | Path) -> "tuple[ClusterSpec, Places]":
+    """Return the cluster as `load_cluster` does, and where the fields of its file are."""
     from phasesplit.files.schema import ClusterSpec
 
-    spec, _ = _validated(Path(path), ClusterSpec)
-    return _with_absolute_paths(spec, Path(path).parent)
+    spec, places = _validated(Path(path), ClusterSpec)
+    return _with_absolute_paths(spec, Path(path).parent), places
 
 
 def write_cluster(spec: "ClusterSpec", path: str | Path) -> None:
@@ -183,27 +192,12 @@ def is_path(name_or_path: str | Path) -> bool:
     return isinstance(name_or_path, Path) or "/" in text or Path(text).suffix in {".yaml", ".yml", ".json"}
 
 
-class _Where:
-    """Names a field of a file together with its line."""
-
-    def __init__(self, path: Path, lines: Mapping[str, int]) -> None:
-        self.path = path
-        self.lines = lines
-
-    def __call__(self, field: str) -> str:
-        line = self.lines.get(field.split(".")[0].split("[")[0])
-        return f"{self.path}, line {line}, {field}" if line else f"{self.path}, {field}"
+def _validated(path: Path, schema: "type[SpecType]") -> "tuple[SpecType, Places]":
+    content, places = read_yaml(path)
+    return checked(content, schema, places, str(path)), places
 
 
-def _validated(path: Path, schema: "type[SpecType]") -> "tuple[SpecType, _Where]":
-    content, lines = read_yaml(path)
-    where = _Where(path, lines)
-    return checked(content, schema, where, str(path)), where
-
-
-def checked(
-    content: Mapping[str, Any], schema: "type[SpecType]", where: Callable[[str], str], source: str
-) -> "SpecType":
+def checked(content: Mapping[str, Any], schema: "type[SpecType]", where: Where, source: str) -> "SpecType":
     """Return what fields hold, checked by a schema.
 
     Args:
@@ -223,10 +217,10 @@ def checked(
         raise _one_line(where, source, schema, problem) from problem
 
 
-def _one_line(
-    where: Callable[[str], str], source: str, schema: "type[SpecType]", problem: "ValidationError"
-) -> SpecError:
+def _one_line(where: Where, source: str, schema: "type[SpecType]", problem: "ValidationError") -> SpecError:
     """Return the first thing wrong as a SpecError; a misspelt field goes before a missing one, since it explains it."""
+    from phasesplit.files.schema import EntryError
+
     found = sorted(problem.errors(), key=lambda error: error["type"] != "extra_forbidden")[0]
     location = [part for part in found["loc"] if part not in ("function-after", "function-before")]
     field = str(location[0]) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location[1:])
@@ -236,13 +230,16 @@ def _one_line(
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
         return SpecError(f"{where(field)}: unknown field, {hint}")
     if found["type"] == "missing":
-        return SpecError(f"{source}: field {field} is missing")
+        outer, _, name = field.rpartition(".")
+        return SpecError(f"{where(outer) if outer else source}: field {name} is missing")
     allowed = (
         str(found["ctx"]["error"])
         if found["type"] == "value_error"
         else _ALLOWED.get(found["type"], found["msg"].removeprefix("Input should be "))
     )
     value = repr(found["input"])
+    if isinstance(inner := found.get("ctx", {}).get("error"), EntryError):
+        field, value = f"{field}.{inner.name}", repr(inner.value)
     return SpecError(f"{where(field)}: got {value[:60]}{'...' * (len(value) > 60)}, allowed is {allowed}")
 
 
@@ -256,7 +253,7 @@ def _fields(schema: Any, location: list[Any]) -> list[str]:
     return list(schema.model_fields)
 
 
-def _machine(spec: Any, where: _Where) -> Machine:
+def _machine(spec: Any, where: Places) -> Machine:
     for field in ("idle_w", "prompt_w", "token_w"):
         if getattr(spec, field) > spec.provisioned_w:
             raise SpecError.bad(where(field), getattr(spec, field), f"at most provisioned_w ({spec.provisioned_w:g})")
@@ -270,10 +267,11 @@ def _machine(spec: Any, where: _Where) -> Machine:
     profile = spec.profile or ""
     if is_path(profile):
         profile = str((where.path.parent / profile).resolve())
-    return Machine(**{**spec.model_dump(), "profile": profile})
+    link = None if spec.link is None else Link(**spec.link.model_dump())
+    return Machine(**{**spec.model_dump(), "profile": profile, "link": link})
 
 
-def _model(spec: Any, where: _Where) -> Model:
+def _model(spec: Any, where: Places) -> Model:
     if spec.query_heads % spec.kv_heads:
         raise SpecError.bad(where("kv_heads"), spec.kv_heads, f"a divisor of query_heads ({spec.query_heads})")
     if spec.active_parameters > spec.parameters:

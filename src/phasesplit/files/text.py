@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phasesplit.errors import SpecError
+from phasesplit.files.places import Places
 
 if TYPE_CHECKING:
     import yaml
@@ -31,8 +32,8 @@ def read_text(path: Path) -> str:
         raise SpecError(f"{path}: cannot be read, {reason}") from problem
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the mapping of a YAML file, and the line of each of its fields: `name`, `name.inner`, `name[0].inner`.
+def read_yaml(path: Path) -> tuple[dict[str, Any], Places]:
+    """Return the mapping of a YAML file, and where its fields are: `name`, `name.inner`, `name[0].inner`.
 
     Raises:
         SpecError: It cannot be read, is not YAML, is not a mapping, names a field twice, or uses aliases.
@@ -43,13 +44,13 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         root = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
         top = _checked(path, root)
         content = yaml.SafeLoader("").construct_document(top)
-        lines = dict(_lines(top))
+        places = Places(path, dict(_lines(top)))
     except (yaml.YAMLError, ValueError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         reason = getattr(problem, "problem", None) or "nested too deeply or not a value"
         raise SpecError(f"{where}: not YAML ({' '.join(str(reason).split())})") from problem
-    return content, lines
+    return content, places
 
 
 def _lines(node: "yaml.Node", place: str = "") -> Iterator[tuple[str, int]]:

@@ -37,20 +37,22 @@ UNITS: Mapping[str, Mapping[str, float]] = {
 _NUMBER_AND_UNIT = re.compile(r"\s*([-+]?(?:[\d_]*\.?\d+|\d+\.)(?:[eE][-+]?\d+)?|[-+]?\.?(?:inf|nan))\s*(.*?)\s*", re.I)
 
 
-def quantity(value: object, kind: str, *, most: float) -> float:
+def quantity(value: object, kind: str, *, most: float, or_zero: bool = False) -> float:
     """Return a quantity in its base unit.
 
     Args:
         value: A number, already in the base unit, or text with a number and, unless in the base unit, a unit.
         kind: A key of `UNITS`.
         most: Largest value that is believed.
+        or_zero: Whether it may be 0.
 
     Raises:
         ValueError: What is allowed, as a phrase that follows "allowed is".
     """
     units = UNITS[kind]
     example = f" or text with a unit ({', '.join(list(units)[1:4] or units)})" if units else ""
-    allowed = f"a number above 0 and at most {most:g}{example}"
+    bounds = f"from 0 to {most:g}" if or_zero else f"above 0 and at most {most:g}"
+    allowed = f"a number {bounds}{example}"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(allowed)
     if isinstance(value, str):
@@ -62,7 +64,7 @@ def quantity(value: object, kind: str, *, most: float) -> float:
             raise ValueError(_about_unit(unit, kind, units))
         value = number * units[unit] if unit else number
     # Compared before it is converted: a whole number of hundreds of digits has no float.
-    if not 0 < value <= most:
+    if not (0 < value <= most or (or_zero and value == 0)):
         raise ValueError(allowed)
     return float(value)
 

@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 
 from phasesplit.errors import SpecError
+from phasesplit.serving.addresses import http_address, unreached
 
 _PATIENCE_S = 10.0
 
@@ -25,20 +26,24 @@ class Endpoint:
     context_tokens: int | None
 
 
-async def find_endpoint(url: str, *, model: str | None = None, api_key: str | None = None) -> Endpoint:
+async def find_endpoint(
+    url: str, *, model: str | None = None, api_key: str | None = None, where: str = "URL"
+) -> Endpoint:
     """Ask an endpoint for its models.
 
     Args:
         url: Its base, with or without /v1.
         model: The model wanted; None: the only one.
         api_key: Sent as a bearer token.
+        where: The option or argument that the address was given with.
 
     Raises:
-        SpecError: It cannot be reached, does not list models, or not the one wanted.
+        SpecError: It is no address, cannot be reached, does not list models, or not the one wanted.
     """
     base = url.rstrip("/").removesuffix("/v1")
-    if not base.startswith(("http://", "https://")):
-        raise SpecError.bad("URL", url, "an address such as http://127.0.0.1:8080")
+    http_address(base, where)
+    if api_key is not None and not api_key.isprintable():
+        raise SpecError("PHASESPLIT_API_KEY: holds a line break or another character that no key can have")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     limits = aiohttp.ClientTimeout(total=_PATIENCE_S)
     try:
@@ -52,8 +57,10 @@ async def find_endpoint(url: str, *, model: str | None = None, api_key: str | No
             if answer.status != 200:
                 raise SpecError(f"{base}/v1/models: answers with status {answer.status}")
             listed = await answer.json()
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise SpecError(f"{base}: cannot be asked for its models: {error or type(error).__name__}") from None
+    except (aiohttp.ContentTypeError, ValueError):
+        raise SpecError(f"{base}/v1/models: answers with something else than JSON; no OpenAI-compatible API") from None
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise SpecError(f"{base}: {unreached(getattr(error, 'os_error', error))}") from None
     return _chosen(base, listed, model)
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from itertools import combinations
 
 from phasesplit.domain.cluster import Cluster, Pool, Role
+from phasesplit.domain.variants import networked
 from phasesplit.planning.objective import Measure, of_one
 from phasesplit.planning.problem import AS_ASKED, Problem, Variation
 from phasesplit.scheduling.rules import Batching, Rules
@@ -148,7 +149,7 @@ def cluster_for(problem: Problem, design: Design, counts: Counts, variation: Var
         offer = problem.offers[number]
         machine = offer.machine
         if variation.link != 1.0:
-            machine = replace(machine, nic_bytes_per_s=machine.nic_bytes_per_s * variation.link)
+            machine = networked(machine, variation.link)
         pools.append(Pool(role=role, count=count, machine=machine, times=offer.times))
     return Cluster(
         name=counts_text(problem, design, counts),

@@ -10,6 +10,7 @@ from phasesplit.domain.arrivals import Poisson
 from phasesplit.domain.machine import Machine
 from phasesplit.domain.model import Model
 from phasesplit.domain.profile import PhaseTimes
+from phasesplit.domain.variants import networked
 from phasesplit.domain.workload import LengthTable, Workload
 from phasesplit.planning.problem import Offer, Problem
 from phasesplit.planning.traffic import Traffic
@@ -168,7 +169,7 @@ def _offer(stock: Stock, rung: Rung, model: str, name: str) -> Offer:
     machine = stock.machines[name]
     machine = replace(machine, provisioned_w=paper_w(machine, stock.machines[H100]))
     if Rung.SCHEDULER <= rung < Rung.TRANSFER:
-        machine = replace(machine, nic_bytes_per_s=machine.nic_bytes_per_s * _FREE_LINK)
+        machine = networked(machine, _FREE_LINK)
     return Offer(machine=machine, times=_times(stock, rung, model, name))
 
 

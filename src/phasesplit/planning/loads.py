@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasesplit.domain.kv import kv_capacity_bytes, published_kv_bytes_per_token
+from phasesplit.domain.link import link_from
 from phasesplit.domain.profile import PhaseTimes, extended_interp
 from phasesplit.domain.workload import LengthTable
 from phasesplit.planning.problem import Offer, Problem
@@ -86,7 +87,7 @@ def load_of(problem: Problem, offer: Offer, mean: Moments, link: float = 1.0) ->
         mean: Moments of the traffic's lengths.
         link: Factor on the bandwidth of network cards.
 
-    Only phase times count, no figure of a data sheet: a simulation knows nothing else.
+    Only phase times, memory and the link's bandwidth count: a simulation knows nothing else.
 
     Source: ours; each term is its resource used without a pause, at the best batch.
     """
@@ -106,7 +107,7 @@ def load_of(problem: Problem, offer: Offer, mean: Moments, link: float = 1.0) ->
         prompt=(per_token_s * mean.prompt, pair_s * mean.pairs),
         token=per_gap_s * mean.gaps + context_s * mean.context,
         riding=(min(per_token_s, per_gap_s) * mean.gaps, riding_context_s * mean.context),
-        network=kv_bytes * mean.moved / (machine.nic_bytes_per_s * link),
+        network=kv_bytes * mean.moved / (link_from(machine).bytes_per_s * link),
         messages=model.layers * mean.movers / MESSAGES_PER_S,
         kv=residence_s * mean.context / kv_tokens,
     )

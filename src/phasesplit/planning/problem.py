@@ -71,7 +71,7 @@ class Variation(NamedTuple):
 
     Attributes:
         ratio: On prompt tokens per output token.
-        link: On the bandwidth of network cards.
+        link: On the bandwidth of network cards, or of a measured link.
         tightness: On every limit of the SLO (above 1: looser).
     """
 

@@ -6,9 +6,9 @@ import json
 import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from phasesplit.errors import SpecError
+from phasesplit.serving.addresses import http_address, unreached
 
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.05, 2.0
 _REPEAT_S = 10.0
@@ -40,14 +40,11 @@ class Gateway(NamedTuple):
         Raises:
             SpecError: It is none of these.
         """
-        try:
-            parts = urlsplit(text if "://" in text else f"http://{text}")
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-        except ValueError:
-            parts, port = urlsplit(""), 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or not port or parts.path not in ("", "/"):
-            raise SpecError.bad(where, text, "http://HOST:PORT of a gateway")
-        return cls(parts.scheme, parts.hostname, port)
+        allowed = "http://HOST:PORT of a gateway"
+        parts = http_address(text if "://" in text else f"http://{text}", where, allowed)
+        if parts.hostname is None or parts.path not in ("", "/"):
+            raise SpecError.bad(where, text, allowed)
+        return cls(parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
 
     def own_host(self) -> str:
         """Return the address of this host that the gateway's network sees; nothing is sent."""
@@ -55,7 +52,7 @@ class Gateway(NamedTuple):
             try:
                 probe.connect((self.host, self.port))
             except OSError as problem:
-                raise SpecError(f"--join: {self.host} cannot be reached: {problem.strerror or problem}") from None
+                raise SpecError(f"--join {self.host}: {unreached(problem)}") from None
             return str(probe.getsockname()[0])
 
     def post(self, path: str, content: dict[str, Any], key: str | None) -> tuple[int, str]:
@@ -125,11 +122,11 @@ def _announced(gateway: Gateway, content: dict[str, Any], key: str | None) -> tu
     try:
         status, text = gateway.post("/workers", content, key)
     except OSError as problem:
-        return False, f"not reached ({problem.strerror or problem})"
+        return False, unreached(problem)
     if status < 300:
         return False, ""
     is_final = 400 <= status < 500 and status not in _NOT_NOW
     try:
         return is_final, f"{status}, {json.loads(text)['error']['message']}"
     except (ValueError, KeyError, TypeError):
-        return is_final, f"{status}, {' '.join(text.split())[:200]}"
+        return is_final, f"{status}, without a reason; what answers there may be no phasesplit gateway"

@@ -1,11 +1,13 @@
 """The gateway put together: codec, dispatcher, limits, keys, and the ASGI application over them."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from phasesplit.engine.checkpoint import open_checkpoint
 from phasesplit.errors import SpecError
+from phasesplit.files.places import Where, inside
 from phasesplit.files.serve_files import ServedCluster
 from phasesplit.gateway.app import make_app
 from phasesplit.gateway.breaker import BreakerRule
@@ -106,12 +108,12 @@ class Bounds(NamedTuple):
     breaker: BreakerRule
 
 
-def bounds_from(settings: Mapping[str, Any], where: str) -> Bounds:
+def bounds_from(settings: Mapping[str, Any], where: Where) -> Bounds:
     """Return bounds with some fields set.
 
     Args:
         settings: Field of `Limits` to value; `backlog` and `breaker` to the fields of these.
-        where: How the person knows their place.
+        where: From a field to how the person knows its place.
 
     Raises:
         SpecError: A field is unknown, or a value is not allowed.
@@ -120,32 +122,33 @@ def bounds_from(settings: Mapping[str, Any], where: str) -> Bounds:
     parts = [own.pop(name, {}) for name in _PARTS]
     for name, part in zip(_PARTS, parts, strict=True):
         if not isinstance(part, Mapping):
-            raise SpecError.bad(f"{where}, field {name}", part, "fields with values")
+            raise SpecError.bad(where(name), part, "fields with values")
     return Bounds(
         _bounds(Limits, own, where, "limits", (*Limits.__dataclass_fields__, *_PARTS)),
-        _bounds(Backlog, parts[0], f"{where}.backlog", "backlog", Backlog.__dataclass_fields__),
-        _bounds(BreakerRule, parts[1], f"{where}.breaker", "breaker", BreakerRule.__dataclass_fields__),
+        _bounds(Backlog, parts[0], inside(where, "backlog"), "backlog", Backlog.__dataclass_fields__),
+        _bounds(BreakerRule, parts[1], inside(where, "breaker"), "breaker", BreakerRule.__dataclass_fields__),
     )
 
 
-def _bounds(kind: type[_Kind], settings: Mapping[str, Any], where: str, word: str, known: Iterable[str]) -> _Kind:
+def _bounds(kind: type[_Kind], settings: Mapping[str, Any], where: Where, word: str, known: Iterable[str]) -> _Kind:
     """Return an object of bounds; `word` is what it calls itself in its errors."""
     usual = kind()
     values: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in usual.__dataclass_fields__:
-            raise SpecError.unknown(f"{where}, field", str(name), known)
+            raise SpecError.unknown(where(str(name)), str(name), known)
         type_ = type(getattr(usual, name))
         is_number = isinstance(value, int | float) and -_MOST <= value <= _MOST  # no nan, and nothing that is no float
         fits = isinstance(value, bool) if type_ is bool else is_number and value == type_(value)
         if not fits or (isinstance(value, bool) and type_ is not bool):
             allowed = {bool: "true or false", int: "a whole number"}.get(type_, "a number")
-            raise SpecError.bad(f"{where}, field {name}", value, allowed)
+            raise SpecError.bad(where(name), value, allowed)
         values[name] = type_(value)
     try:
         return kind(**values)
     except SpecError as problem:
-        raise SpecError(str(problem).replace(word, where, 1)) from None
+        said = re.sub(rf"{word}, (\w+)", lambda found: where(found[1]), str(problem), count=1)
+        raise SpecError(said) from None
 
 
 def _digests(keys: tuple[str, ...]) -> tuple[bytes, ...]:

@@ -27,8 +27,13 @@ class Metrics:
     samples: Mapping[str, tuple[Sample, ...]]
 
     @classmethod
-    def from_text(cls, text: str, at_s: float) -> "Metrics":
+    def from_text(cls, text: str, at_s: float, where: str = "gateway") -> "Metrics":
         """Read Prometheus' text form.
+
+        Args:
+            text: What was answered.
+            at_s: When.
+            where: How the person knows who answered.
 
         Raises:
             SpecError: It is not that of a gateway.
@@ -40,7 +45,7 @@ class Metrics:
                 labels = dict(_LABEL.findall(found[2] or ""))
                 samples.setdefault(found[1], []).append((labels, float(found[3])))
         if "phasesplit_requests_total" not in samples and "phasesplit_pool_machines" not in samples:
-            raise SpecError("what answers there is not a phasesplit gateway")
+            raise SpecError(f"{where}: what answers there is not a phasesplit gateway")
         return cls(at_s, {name: tuple(rows) for name, rows in samples.items()})
 
     def value(self, name: str, **labels: str) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 from phasesplit.domain.cluster import Cluster, Pool, Role
 from phasesplit.domain.kv import kv_capacity_bytes, published_kv_bytes_per_token
 from phasesplit.domain.latency import BINS_PER_OCTAVE, OCTAVES
-from phasesplit.domain.link import Link, layerwise_threshold_tokens, link_between
+from phasesplit.domain.link import Link, layerwise_threshold_tokens, link_from
 from phasesplit.errors import SpecError
 from phasesplit.scheduling.ledger import MIXED, POOLS, PROMPT, TOKEN, UNSPLIT, Ledger, empty_ledger, with_slots
 from phasesplit.scheduling.pools import open_pools
@@ -113,7 +113,7 @@ def layerwise_from_tokens(cluster: Cluster, pool: Pool, rules: Rules) -> float:
 
 
 def _link(pool: Pool, rules: Rules) -> Link:
-    link = pool.link or link_between(pool.machine, pool.machine)
+    link = pool.link or link_from(pool.machine)
     return link if rules.streaming_slowdown is None else replace(link, streaming_slowdown=rules.streaming_slowdown)
 
 
