@@ -13,6 +13,7 @@ import pytest
 from files.test_profile_files import content
 from phasesplit import cli, figures, provision
 from phasesplit.cli import plan_progress
+from phasesplit.cli.options import COMPILING
 from phasesplit.files.plans import cluster_spec
 from phasesplit.files.problems import read_problem
 from phasesplit.files.profile_files import write_machine_file, write_profile_file
@@ -286,7 +287,7 @@ def test_a_day_is_told_for_both_designs_under_every_policy(call: Call) -> None:
     assert outcome.out.count("(1) joint:target=300,startup=10\n") == 2
     assert "not tuned" in text
     assert "fitted, as --autoscale of simulate takes them: threshold:" in text
-    said = outcome.err.splitlines()
+    said = [line for line in outcome.err.splitlines() if line != COMPILING]
     assert said[0].startswith("11 days, 316,800 requests in all: expect about ")
     assert [line.partition(",")[0] for line in said[1:]] == [f"day {number} of 11" for number in range(1, 12)]
 

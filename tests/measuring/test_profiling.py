@@ -124,6 +124,12 @@ def test_it_stops_when_the_time_is_up(budget_s: float) -> None:
     assert longest_s < budget_s / 20
 
 
+def test_two_lengths_of_prompts_are_timed_however_little_time_there_is() -> None:
+    """A profile would end without any phase times, and all of it would have been in vain."""
+    machine = Simulated(lambda shape: 20 * engine_s(shape))
+    assert machine.profile(budget_s=5.0).times is not None
+
+
 class Served(Simulated):
     """The same behind an endpoint: context is computed anew for each run, and one gap is seen while all stream."""
 

@@ -28,6 +28,8 @@ _LONGEST_BATCH_SHARE = 1 / 6
 """Of the budget that one run may take where context is not free: larger batches are extrapolated."""
 _COARSE_SHARE = 1 / 2
 """Of the budget after which no more of the coarse grid is begun, except what a fit cannot do without."""
+_FEWEST_PROMPTS = 2
+"""Lengths of prompts without which there is no fit."""
 _CONTEXT_RUNS = 2
 """So many times the longest prompt may have to be computed for a context that is not free."""
 _VISIT_SHARE = 1 / 100
@@ -264,10 +266,10 @@ class _Session:
         """Time single prompts up to the longest that the budget allows, which bounds everything else."""
         limit_s = self._budget_s * _LONGEST_RUN_SHARE
         last = Timed(shape=Shape(prompts=1, prompt_tokens=1), runs_s=(0.0,))
-        for shape in prompts_alone(self._bounds):
+        for number, shape in enumerate(prompts_alone(self._bounds)):
             factor = shape.prompt_tokens / last.shape.prompt_tokens
             expected_s = last.median_s * factor
-            if expected_s > limit_s:
+            if expected_s > limit_s and number >= _FEWEST_PROMPTS:
                 tokens = int(shape.prompt_tokens * limit_s / expected_s)
                 if tokens > 1.5 * last.shape.prompt_tokens:
                     self._visit(replace(shape, prompt_tokens=tokens))
