@@ -70,6 +70,11 @@ def test_equal_layouts_agree_and_unequal_ones_name_the_field() -> None:
     LAYOUT.demand_equal(replace(LAYOUT))
     with pytest.raises(LayoutMismatchError, match="layout head_dim: ours is 4, the peer's is 8"):
         LAYOUT.demand_equal(replace(LAYOUT, head_dim=8))
+    digests = {"ours": "0123456789abcdef" * 4, "theirs": "fedcba9876543210" * 4}
+    ours, theirs = (replace(LAYOUT, model=digest) for digest in digests.values())
+    said = r"^layout model: ours is 0123456789ab, the peer's is fedcba987654; start both machines with the same model"
+    with pytest.raises(LayoutMismatchError, match=said):
+        ours.demand_equal(theirs)
 
 
 @pytest.mark.parametrize(("field", "value"), [("layers", 0), ("head_dim", 1.5), ("dtype", "int3")])

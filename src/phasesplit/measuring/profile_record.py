@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from phasesplit.errors import SpecError
 from phasesplit.measuring.iterations import Shape, Timed
 from phasesplit.measuring.profiling import Errors, Profiled
+from phasesplit.transfer.layout import shown
 
 if TYPE_CHECKING:
     from phasesplit.files.profile_schema import Knots, MachineFacts, ModelFacts, PhaseErrors, ProfileSpec, TimedRuns
@@ -85,11 +86,13 @@ def known_iterations(
     """
     then: list[tuple[str, object, object]] = [("target", profile.target, target)]
     then += [(f"machine, {name}", getattr(profile.machine, name), getattr(machine, name)) for name in _SAME]
-    then += [("model", (profile.model.name, profile.model.digest), (model.name, model.digest))]
+    then += [("model", profile.model.name, model.name), ("weights", profile.model.digest, model.digest)]
     then += [(f"settings, {name}", profile.settings.get(name), settings.get(name)) for name in _SAME_SETTINGS]
     for what, before, now in then:
         if before != now:
-            raise SpecError(f"{where}, {what}: measured was {before!r}, here it is {now!r}; start a profile of its own")
+            raise SpecError(
+                f"{where}, {what}: measured was {shown(before)}, here it is {shown(now)}; start a profile of its own"
+            )
     return tuple(
         Timed(
             shape=Shape(

@@ -1,6 +1,7 @@
 """What both ends of a transfer must have in common before a byte moves."""
 
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 
 from phasesplit.errors import TransferError
@@ -10,6 +11,9 @@ PROTOCOL = 3
 """Version of the messages; machines of different versions refuse one another."""
 
 _TOO_LARGE = 2**64
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_SHOWN_DIGITS = 12
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1}
 
@@ -63,7 +67,20 @@ class KvLayout:
         for field in fields(self):
             ours, other = getattr(self, field.name), getattr(theirs, field.name)
             if ours != other:
-                raise LayoutMismatchError(f"layout {field.name}: ours is {ours!r}, the peer's is {other!r}")
+                raise LayoutMismatchError(
+                    f"layout {field.name}: ours is {shown(ours)}, the peer's is {shown(other)}; {advice(field.name)}"
+                )
+
+
+def shown(value: object) -> str:
+    """Return a field of a layout as people read it: of a digest the first digits tell two models apart."""
+    return value[:_SHOWN_DIGITS] if isinstance(value, str) and _DIGEST.fullmatch(value) else repr(value)
+
+
+def advice(field: str) -> str:
+    """Return what to do where a field of two layouts differs."""
+    what = "model (the same file or directory)" if field == "model" else "version and settings"
+    return f"start both machines with the same {what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
