@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from endpoints import running_server
 from phasesplit import cli
 from phasesplit.engine.tiny import write_tiny_model
 from phasesplit.measuring import engine_surroundings
@@ -45,7 +46,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 QUICK = ("engine", "--model", "small.gguf", "--kv-memory", "1MB", "--budget", "2s", "--error", "50%")
 
 
-def test_the_whole_way_from_a_machine_to_a_simulation(call: Call, tmp_path: Path) -> None:
+def test_the_whole_way_from_a_machine_to_a_simulation(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     """What was measured could not be simulated with."""
     outcome = call(*QUICK, "--machine", "here.yaml", "--name", "here", "--price", "0.2")
     assert (outcome.code, outcome.err) == (0, "")
@@ -57,6 +58,11 @@ def test_the_whole_way_from_a_machine_to_a_simulation(call: Call, tmp_path: Path
         "--workload", "azure-conversation", "--rate", "1", "--count", "20", "--json",
     )  # fmt: skip
     assert cli.run(simulated) == 0
+    measured = "measured: shared memory of one host, both ends on one core"
+    pools = json.loads(capsys.readouterr().out)["cluster"]["pools"]
+    assert [pool["link_source"] for pool in pools] == [measured, measured]
+    assert cli.run(simulated[:-1]) == 0
+    assert f"link (prompt pool, token pool): {measured}" in capsys.readouterr().out
     by_option = (*simulated[:-1], "--profile", "profile-small.json", "--quiet")
     assert cli.run(by_option) == 0
 
@@ -103,7 +109,11 @@ def test_ctrl_c_keeps_what_there_is_and_resume_goes_on(
     ("arguments", "message"),
     [
         (("nothing",), "TARGET: got 'nothing', allowed is engine, or an address such as http://127.0.0.1:8080"),
-        (("http://127.0.0.1:9",), "http://127.0.0.1:9: cannot be asked for its models"),
+        (("http://127.0.0.1:9",), "http://127.0.0.1:9: nothing listens there (connection refused)"),
+        (
+            ("http://127.0.0.1:99999",),
+            "TARGET http://127.0.0.1:99999, port: got '99999', allowed is a whole number from 1",
+        ),
         (("engine", "--error", "0"), "--error: got '0', allowed is 0.1% to 100%, such as 3%"),
         (("engine", "--budget", "-1s"), "--budget: got '-1s', allowed is a number above 0"),
         (("engine", "--budget", "soon"), "--budget: got 'soon'"),
@@ -118,6 +128,9 @@ def test_ctrl_c_keeps_what_there_is_and_resume_goes_on(
         (("http://127.0.0.1:9", "--concurrency", "1"), "--concurrency: got 1, allowed is 2 to 1,024 requests"),
         (("http://127.0.0.1:9", "--machine", "m.yaml"), "--machine: an endpoint does not tell the model's sizes"),
         (("http://127.0.0.1:9", "--token-ids", "5"), "--token-ids: got '5'"),
+        (("http://127.0.0.1:9", "--token-ids", "9:3"), "--token-ids: got '9:3', allowed is two whole numbers FROM:TO"),
+        (("http://127.0.0.1:9", "--sizes", "llama2"), "--sizes: unknown name 'llama2', did you mean llama2-70b"),
+        (("engine", "--seed", "-1"), "--seed: got -1, allowed is a whole number from 0 to 2^63 - 1"),
     ],
 )
 def test_bad_input_is_one_line(call: Call, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -129,6 +142,17 @@ def test_bad_input_is_one_line(call: Call, tmp_path: Path, arguments: tuple[str,
     assert {path.name for path in tmp_path.iterdir()} <= {"small.gguf", "cache"}
 
 
+def test_a_machine_file_that_cannot_be_written_is_refused_before_measuring(call: Call, tmp_path: Path) -> None:
+    """A person would wait for a whole profile to be told that no machine file can be made of it."""
+    with running_server() as server:
+        options = ("--machine", "m.yaml", "--sizes", "llama2-70b", "--budget", "5s")
+        outcome = call(server.url, *options)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+        assert f"--machine: {server.url} does not tell its KV capacity" in outcome.err
+        assert not server.prompts
+    assert {path.name for path in tmp_path.iterdir()} <= {"small.gguf", "cache"}
+
+
 def test_a_profile_of_another_machine_is_not_gone_on_with(call: Call, tmp_path: Path) -> None:
     """Points of two machines would become one curve."""
     call(*QUICK, "-o", "p.json")
@@ -136,6 +160,7 @@ def test_a_profile_of_another_machine_is_not_gone_on_with(call: Call, tmp_path: 
         ({"machine": {"processor": "Another"}}, "machine, processor: measured was 'Another'"),
         ({"settings": {"kv_bytes": 5}}, "settings, kv_bytes: measured was 5"),
         ({"target": "http://host"}, "target: measured was 'http://host'"),
+        ({"model": {"digest": "0123456789abcdef" * 4}}, "weights: measured was 0123456789ab, here it is "),
     ):
         found = json.loads((tmp_path / "p.json").read_text())
         for name, fields in change.items():

@@ -11,7 +11,8 @@ from aiohttp.test_utils import TestServer
 from endpoints import GAP_S, Server, running_server
 from phasesplit.errors import SpecError, WorkerError
 from phasesplit.measuring.endpoint import Endpoint, find_endpoint
-from phasesplit.measuring.endpoint_machine import EndpointMachine, endpoint_kv
+from phasesplit.measuring.endpoint_facts import EndpointFacts, endpoint_facts
+from phasesplit.measuring.endpoint_machine import EndpointMachine
 from phasesplit.measuring.iterations import Shape
 
 ROOM_S = 0.05
@@ -56,6 +57,13 @@ def test_token_times_are_gaps_while_all_stream(server: Server, made: Made) -> No
     assert {len(prompt) for prompt in server.prompts} == {60 - (3 + 16) // 2}
 
 
+def test_a_batch_whose_first_request_ends_before_its_last_begins_streams_longer(server: Server, made: Made) -> None:
+    """A machine that computes prompts one after the other could not be measured at all."""
+    gaps_s = made().run(Shape(requests=4, context_tokens=250))
+    assert GAP_S * 0.9 <= np.median(gaps_s) < GAP_S + ROOM_S / 2
+    assert len(server.prompts) == 8, "once in vain, and once with outputs twice as long"
+
+
 def test_an_endpoint_that_wants_a_key_says_where_it_belongs() -> None:
     """A person who has no key set, or a wrong one, would read a bare status."""
 
@@ -68,6 +76,8 @@ def test_an_endpoint_that_wants_a_key_says_where_it_belongs() -> None:
         async with TestServer(app) as server:
             await find_endpoint(str(server.make_url("/")), api_key=key)
 
+    with pytest.raises(SpecError, match=r"^PHASESPLIT_API_KEY: holds a line break"):
+        asyncio.run(refused("a key\n"))
     for key, why in ((None, "wants a key"), ("wrong", "does not take this key")):
         with pytest.raises(SpecError, match=f"{why}; PHASESPLIT_API_KEY"):
             asyncio.run(refused(key))
@@ -86,15 +96,33 @@ def test_bounds_are_those_of_the_endpoint(made: Made) -> None:
 def test_kv_capacity_is_taken_from_where_it_is_told(server: Server) -> None:
     """A machine's memory would be unknown although it says it."""
     endpoint = Endpoint(url=server.url, model="m", context_tokens=None)
-    assert asyncio.run(endpoint_kv(endpoint)) is None
+    assert asyncio.run(endpoint_facts(endpoint)) == EndpointFacts()
     server.metrics = 'x 1\nvllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="347"} 1.0\n'
-    told = asyncio.run(endpoint_kv(endpoint))
+    told = asyncio.run(endpoint_facts(endpoint)).kv
     assert told is not None
     assert (told.blocks, told.block_tokens) == (347, 128)
     server.facts = {"capacity_blocks": 12, "block_tokens": 32}
-    told = asyncio.run(endpoint_kv(endpoint))
+    told = asyncio.run(endpoint_facts(endpoint)).kv
     assert told is not None
-    assert (told.blocks, told.block_tokens) == (12, 32)
+    assert (told.blocks, told.block_tokens, told.bytes_per_token) == (12, 32, None)
+
+
+def test_a_worker_tells_of_its_link_its_start_and_the_size_of_its_kv(server: Server) -> None:
+    """A vLLM machine's profile would lack what a prediction of split machines rests on."""
+    link = {"bytes_per_s": 2e9, "latency_s": 1e-4, "per_layer_s": 2e-5, "streaming_slowdown": 0.25}
+    layout = {
+        "model": "m", "layers": 30, "kv_heads": 3, "head_dim": 64, "dtype": "float32", "block_tokens": 32,
+        "block_layout": "any", "protocol": 1,
+    }  # fmt: skip
+    server.facts = {
+        "capacity_blocks": 12, "block_tokens": 32, "layout": layout, "measured_link": link, "start_up_s": 31.5,
+    }  # fmt: skip
+    told = asyncio.run(endpoint_facts(Endpoint(url=server.url, model="m", context_tokens=None)))
+    assert told.kv is not None
+    assert told.kv.bytes_per_token == 30 * 2 * 3 * 64 * 4
+    assert told.link is not None
+    assert {name: getattr(told.link, name) for name in link} == link
+    assert told.start_up_s == 31.5
 
 
 def test_a_failed_request_ends_the_profile_with_its_reason(server: Server, made: Made) -> None:

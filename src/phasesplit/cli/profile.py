@@ -98,11 +98,13 @@ def profile(
     phasesplit profile engine --budget 60s --machine this.yaml
     phasesplit profile http://127.0.0.1:8080 --error 5% -o endpoint.json
     """  # noqa: D301 - \b is how click is told to keep these lines
+    from phasesplit.cli.demand import check_seed
     from phasesplit.cli.profile_view import ProfileProgress, print_profile
     from phasesplit.files.profile_files import ENDING, read_profile_file, write_machine_file, write_profile_file
     from phasesplit.files.results import check_output
     from phasesplit.measuring.profiling import profile_machine
 
+    check_seed(seed)
     aimed, limit_s = _share("--error", error), _quantity("--budget", budget, "s", 86_400.0)
     price_usd_per_hour = None if price is None else _quantity("--price", price, "usd_per_hour", 1e6)
     power_w = None if power is None else _powers(power)
@@ -118,6 +120,11 @@ def profile(
         if target == ENGINE
         else _endpoint(target, model, concurrency, sizes, ids)
     )
+    if machine_file is not None and asked.facts["kv"] is None:
+        raise SpecError(
+            f"--machine: {asked.name} does not tell its KV capacity, in /facts as phasesplit or in /metrics as vLLM"
+            " does, which a machine file needs; leave out --machine"
+        )
     facts = asked.facts | {"machine": _machine_facts(asked, name, before)}
     path = output or resume or Path(f"profile-{Path(facts['model'].name).name}{ENDING}")
     check_output(path, (ENDING,), "--output")
@@ -183,37 +190,41 @@ def _engine(model: str, kv_memory: str) -> _Target:
 
 
 def _endpoint(url: str, model: str | None, concurrency: int, sizes: str | None, ids: str) -> _Target:
+    from phasesplit.cli.replay import token_ids
     from phasesplit.files.profile_schema import ModelFacts
     from phasesplit.files.specs import load_model
     from phasesplit.measuring.endpoint import find_endpoint
-    from phasesplit.measuring.endpoint_machine import FROM_OUTSIDE, EndpointMachine, endpoint_kv
+    from phasesplit.measuring.endpoint_facts import endpoint_facts
+    from phasesplit.measuring.endpoint_machine import FROM_OUTSIDE, EndpointMachine
 
     if not 2 <= concurrency <= 1024:
         raise SpecError.bad("--concurrency", concurrency, "2 to 1,024 requests")
-    first, _, last = ids.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and len(ids) < 24 and int(first) < int(last)):
-        raise SpecError.bad("--token-ids", ids, "two whole numbers FROM:TO, such as 1000:20000")
+    drawn = token_ids(ids)
     if not url.startswith(("http://", "https://")):
         raise SpecError.bad("TARGET", url, "engine, or an address such as http://127.0.0.1:8080")
-    described = None if sizes is None else load_model(sizes)
+    described = None if sizes is None else load_model(sizes, where="--sizes")
     key = os.environ.get(_KEY_VARIABLE)
-    endpoint = asyncio.run(find_endpoint(url, model=model, api_key=key))
-    kv = asyncio.run(endpoint_kv(endpoint, key))
+    endpoint = asyncio.run(find_endpoint(url, model=model, api_key=key, where="TARGET"))
+    told = asyncio.run(endpoint_facts(endpoint, key))
+    kv = told.kv
+    if described is not None and kv is not None and kv.bytes_per_token is not None:
+        described = described.with_kv_bytes_per_token(kv.bytes_per_token)
     machine = EndpointMachine(
         endpoint,
         most_requests=concurrency,
         kv_tokens=None if kv is None else kv.blocks * kv.block_tokens,
         api_key=key,
-        ids=range(int(first), int(last)),
+        ids=drawn,
     )
     unseen = "an endpoint does not tell it"
-    unknown = {"link": unseen, "start_up_s": unseen, "power": unseen} | ({} if kv else {"kv": unseen})
+    known = {"kv": kv, "link": told.link, "start_up_s": told.start_up_s}
+    unknown = {name: unseen for name, fact in {**known, "power": None}.items() if fact is None}
     facts = {
         "model": ModelFacts(
             name=endpoint.model if described is None else described.name,
             sizes=None if described is None else {field: getattr(described, field) for field in _sizes()},
         ),
-        "kv": kv,
+        **known,
         "unknown": unknown,
         "notes": FROM_OUTSIDE,
     }

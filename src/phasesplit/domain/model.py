@@ -1,7 +1,7 @@
 """A language model as far as serving it costs memory, bytes and operations."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,6 +51,10 @@ class Model:
         attention, Ainslie et al. 2023).
         """
         return 2 * self.value_bytes * self.layers * self.kv_heads * self.head_dim
+
+    def with_kv_bytes_per_token(self, kv_bytes_per_token: float) -> "Model":
+        """Return the same model with the values of its KV as large as a machine keeps them."""
+        return replace(self, value_bytes=self.value_bytes * kv_bytes_per_token / self.kv_bytes_per_token)
 
     def expected_weights_bytes(self, tokens: ArrayLike) -> NDArray[np.float64]:
         """Return the bytes of weights that an iteration over so many tokens reads, experts no token goes to left out.

@@ -1,12 +1,9 @@
 """An OpenAI-compatible endpoint as a machine that is timed, as far as its clients can see it."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-import aiohttp
 import numpy as np
 
 from phasesplit.domain.request import Trace
@@ -16,9 +13,6 @@ from phasesplit.measuring.endpoint import Endpoint
 from phasesplit.measuring.iterations import Shape
 from phasesplit.measuring.prompts import USUAL_IDS, Prompts
 from phasesplit.measuring.replay import Replay, replay
-
-if TYPE_CHECKING:
-    from phasesplit.files.profile_schema import KvFacts
 
 FROM_OUTSIDE = (
     "times are those of a client: the network, the server's queue and its sampling are in them",
@@ -30,9 +24,6 @@ FROM_OUTSIDE = (
 _USUAL_CONTEXT_TOKENS = 2048
 _LEAST_PROMPT_TOKENS = 8
 _GAPS = 16
-_PATIENCE_S = 5.0
-_VLLM_BLOCKS = re.compile(r'vllm:cache_config_info\{[^}]*?\bnum_gpu_blocks="(\d+)"')
-_VLLM_BLOCK_TOKENS = re.compile(r'vllm:cache_config_info\{[^}]*?\bblock_size="(\d+)"')
 
 
 class EndpointMachine:
@@ -90,7 +81,13 @@ class EndpointMachine:
         # The first may be far ahead when the last one begins; the context in the middle is the one asked for.
         output_tokens = shape.requests + _GAPS
         prompt_tokens = max(1, shape.context_tokens - output_tokens // 2)
-        return _gaps_s(self._sent(shape.requests, prompt_tokens, output_tokens))
+        while not (gaps_s := _gaps_s(self._sent(shape.requests, prompt_tokens, output_tokens))):
+            output_tokens *= 2
+            if prompt_tokens + output_tokens > self._longest_tokens:
+                raise WorkerError(
+                    "the requests of a batch never streamed at the same time: ask for fewer (--concurrency)"
+                )
+        return gaps_s
 
     def _sent(self, count: int, prompt_tokens: int, output_tokens: int) -> Replay:
         self._asked += 1
@@ -111,48 +108,11 @@ class EndpointMachine:
 
 
 def _gaps_s(sent: Replay) -> list[float]:
-    """Return the time of each token of the first request while all requests stream: theirs are the same iterations."""
+    """Return the time of each token of the first request while all requests stream: theirs are the same iterations.
+
+    None where they never did.
+    """
     begin_s = max(one.token_s[0][0] for one in sent.seen)
     end_s = min(one.token_s[-1][0] for one in sent.seen)
     inside = [(at_s, count) for at_s, count in sent.seen[0].token_s if begin_s <= at_s <= end_s]
-    gaps = [(at_s - before_s) / count for (before_s, _), (at_s, count) in pairwise(inside)]
-    if not gaps:
-        raise WorkerError("the requests of a batch never streamed at the same time: ask for fewer (--concurrency)")
-    return gaps
-
-
-async def endpoint_kv(endpoint: Endpoint, api_key: str | None = None) -> "KvFacts | None":
-    """Return the KV capacity that an endpoint tells in /facts (phasesplit) or /metrics (vLLM); None where in neither.
-
-    Args:
-        endpoint: The endpoint.
-        api_key: Sent as a bearer token.
-    """
-    from phasesplit.files.profile_schema import KvFacts
-
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    limits = aiohttp.ClientTimeout(total=_PATIENCE_S)
-    try:
-        async with aiohttp.ClientSession(timeout=limits, headers=headers) as session:
-            async with session.get(f"{endpoint.url}/facts") as answer:
-                facts = await answer.json() if answer.status == 200 else {}
-            if isinstance(facts, dict) and {"capacity_blocks", "block_tokens"} <= facts.keys():
-                return KvFacts(
-                    blocks=int(facts["capacity_blocks"]),
-                    block_tokens=int(facts["block_tokens"]),
-                    bytes_per_token=None,
-                    source="the endpoint's /facts",
-                )
-            async with session.get(f"{endpoint.url}/metrics") as answer:
-                text = await answer.text() if answer.status == 200 else ""
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-        return None
-    blocks, block_tokens = _VLLM_BLOCKS.search(text), _VLLM_BLOCK_TOKENS.search(text)
-    if blocks is None or block_tokens is None:
-        return None
-    return KvFacts(
-        blocks=int(blocks[1]),
-        block_tokens=int(block_tokens[1]),
-        bytes_per_token=None,
-        source="the endpoint's /metrics (vllm:cache_config_info)",
-    )
+    return [(at_s - before_s) / count for (before_s, _), (at_s, count) in pairwise(inside)]
