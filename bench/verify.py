@@ -1,6 +1,7 @@
 """Predicted against measured on this machine: split and unsplit, from little load to past saturation, as one table.
 
-Writes docs/verify-table.md; `--quick` takes shorter traces and writes nothing.
+Embedded workers, and vLLM machines where `--vllm` names the environment that `make install-vllm` makes. Writes
+docs/verify-table.md; `--quick` writes nothing.
 """
 
 import argparse
@@ -10,21 +11,24 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
-from phasesplit.cli.verify import measure_profile, verified
+from phasesplit.cli.verify_run import measure_profile, verified
 from phasesplit.cli.verify_view import shown
 from phasesplit.domain.request import Trace
 from phasesplit.engine.fetch import model_path
 from phasesplit.files.profile_files import read_profile_file
-from phasesplit.files.serve_files import ServedCluster
+from phasesplit.files.profile_schema import ProfileSpec
+from phasesplit.files.serve_files import BLOCK_TOKENS, ServedCluster, VllmOptions
 from phasesplit.files.workloads import load_workload
-from phasesplit.measuring.cores import core_plan
+from phasesplit.measuring.cores import cores_text
 from phasesplit.measuring.prediction import NO_OVERHEADS, Twin
-from phasesplit.measuring.verify import Verification
+from phasesplit.measuring.verify import Verification, on_cores
+from phasesplit.scheduling.rules import Batching, Rules
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "verify-table.md"
@@ -33,6 +37,10 @@ CLUSTERS = {
     "split 2P+1T": {"prompt": 2, "token": 1},
     "unsplit 2": {"unsplit": 2},
 }
+VLLM_CLUSTERS = {"vLLM-CPU 1P+1T": {"prompt": 1, "token": 1}, "vLLM-CPU unsplit 2": {"unsplit": 2}}
+PAIRS = (("split 1P+1T", "unsplit 2"), ("vLLM-CPU 1P+1T", "vLLM-CPU unsplit 2"))
+"""Split clusters, and what each is held against."""
+VLLM_ARGUMENTS = ("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048")
 SHARES = (0.2, 0.5, 0.8, 1.1)
 """Rates as shares of what 1P+1T can serve."""
 ORDERED = ("TTFT p50", "TTFT p90", "TBT p50", "TBT p90", "E2E p50", "E2E p90")
@@ -44,38 +52,81 @@ QUIET = 0.05
 _EVEN = 0.05
 """Split and unsplit that are this close have no order."""
 
+Runs = dict[str, list[Verification]]
+"""Cluster to what came of each rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What was measured of the clusters of one engine.
+
+    Attributes:
+        profile: The profile of its machines.
+        most_per_s: What 1P+1T is predicted to serve.
+        runs: What came of each cluster.
+    """
+
+    profile: ProfileSpec
+    most_per_s: float
+    runs: Runs
+
 
 def main() -> None:
     """Measure and print the table."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--model", default="default", help="default, tiny, or the path of a model")
+    options.add_argument("--vllm", type=Path, help="environment that has vLLM, and a model for it")
     options.add_argument("--duration", type=float, default=30.0, help="seconds of arrivals of each trace")
     options.add_argument("--profile", type=Path, help="profile of this machine; by default it is measured first")
     options.add_argument("--profile-time", default="60s", help="how long that may take")
     options.add_argument("--quick", action="store_true", help="write no file")
     asked = options.parse_args()
-    model = model_path(asked.model, print)
-    clusters = {name: ServedCluster(name=name, model=asked.model, pools=pools) for name, pools in CLUSTERS.items()}
-    with tempfile.TemporaryDirectory() as scratch:
-        profile = asked.profile or Path(scratch) / "profile.json"
-        if asked.profile is None:
-            measure_profile(profile, clusters["split 1P+1T"], model, asked.profile_time)
-        most_per_s = capacity_per_s(clusters["split 1P+1T"], profile)
-        traces = [trace_at(share * most_per_s, asked.duration) for share in SHARES]
-        found = {name: verified(cluster, model, traces, profile) for name, cluster in clusters.items()}
-        lines = [
-            *head(profile, most_per_s, asked, found),
-            *verdict(found),
-            *errors(found),
-            *goals(found),
-            *order(found),
-            *worst(found),
-        ]
+    clusters = [ServedCluster(name=name, model=asked.model, pools=pools) for name, pools in CLUSTERS.items()]
+    engines = [measured(clusters, model_path(asked.model, print), asked, asked.profile)]
+    if asked.vllm is not None:
+        engines.append(measured(vllm_clusters(asked.vllm.absolute()), asked.vllm / "model", asked))
+    found = {name: runs for engine in engines for name, runs in engine.runs.items()}
+    lines = [
+        *head(engines, asked),
+        *verdict(found),
+        *errors(found),
+        *goals(found),
+        *order(found),
+        *worst(found),
+    ]
     text = "\n".join(lines) + "\n"
     print(text)
     if not asked.quick:
         TABLE.write_text(text, encoding="utf-8")
         print(f"wrote {TABLE.relative_to(ROOT)}", file=sys.stderr)
+
+
+def vllm_clusters(environment: Path) -> list[ServedCluster]:
+    """Return the clusters of vLLM machines; an environment is not resolved, for its interpreter is a link."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    vllm = VllmOptions(python=str(environment / "bin" / "python"), arguments=VLLM_ARGUMENTS)
+    rules = Rules(block_tokens=BLOCK_TOKENS, batching=Batching.CHUNKED)
+    return [
+        ServedCluster(
+            name=name, model=str(environment / "model"), pools=pools, rules=rules, kv_bytes=10**9, stalled_s=60.0,
+            vllm=vllm,
+        )
+        for name, pools in VLLM_CLUSTERS.items()
+    ]  # fmt: skip
+
+
+def measured(
+    clusters: list[ServedCluster], model: Path, asked: argparse.Namespace, profile: Path | None = None
+) -> Engine:
+    """Profile a machine, and verify clusters of it; the first one's capacity sets the rates."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = profile or Path(scratch) / "profile.json"
+        if profile is None:
+            measure_profile(path, clusters[0], model, asked.profile_time)
+        most_per_s = capacity_per_s(clusters[0], path)
+        traces = [trace_at(share * most_per_s, asked.duration) for share in SHARES]
+        runs = {cluster.name: verified(cluster, model, traces, path) for cluster in clusters}
+        return Engine(profile=read_profile_file(path), most_per_s=most_per_s, runs=runs)
 
 
 def trace_at(rate_per_s: float, duration_s: float) -> Trace:
@@ -92,42 +143,49 @@ def trace_at(rate_per_s: float, duration_s: float) -> Trace:
 def capacity_per_s(cluster: ServedCluster, profile: Path) -> float:
     """Return the requests that a cluster is predicted to serve in a second when there is always one that waits."""
     twin = Twin(cluster, read_profile_file(profile), profile)
-    share = core_plan(twin.names).core_share
+    share = on_cores(cluster)[0].core_share
     return twin.predict(trace_at(200.0, 1.0), NO_OVERHEADS, share).result.throughput_per_s
 
 
 def cores(run: Verification) -> str:
     """Return who computed where."""
     plan = run.plan
-    own = ", ".join(f"{name} {plan.core_share:.0%} of core {core}" for name, core in plan.workers.items())
-    return f"{own}; gateway and client {' and '.join(map(str, sorted(plan.front)))}"
+    own = ", ".join(f"{name} {plan.core_share:.0%} of core {cores_text(one)}" for name, one in plan.workers.items())
+    return f"{own}; gateway and client {cores_text(plan.front)}"
 
 
-def head(
-    profile: Path, most_per_s: float, asked: argparse.Namespace, found: dict[str, list[Verification]]
-) -> list[str]:
+def head(engines: list[Engine], asked: argparse.Namespace) -> list[str]:
     """Return what was measured where."""
-    spec = read_profile_file(profile)
-    held_out = spec.errors["all"].mean if "all" in spec.errors else None
+    machine = engines[0].profile.machine
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     return [
         "# Predicted against measured, in figures",
         "",
         "Made by `python bench/verify.py`; [verify.md](verify.md) says what is compared with what.",
         "",
-        f"- Machine: {spec.machine.processor}, {os.cpu_count()} cores, {spec.machine.system}; Python "
+        f"- Machine: {machine.processor}, {os.cpu_count()} cores, {machine.system}; Python "
         f"{platform.python_version()}, after commit {commit.stdout.strip() or 'unknown'}, "
         f"{datetime.now(UTC).date().isoformat()}.",
-        f"- Model: {spec.model.name}; profile taken in {spec.elapsed_s:.0f} s, held-out error "
-        f"{'unknown' if held_out is None else f'{held_out:.1%}'}.",
         f"- Work: azure-conversation, prompts of at most {CLIP[0]} and outputs of at most {CLIP[1]} tokens, "
-        f"{asked.duration:g} s of arrivals; 100 % is {most_per_s:.2f} requests/s, which 1P+1T is predicted to serve.",
-        *(f"- Cores: {cluster}: {cores(runs[0])}." for cluster, runs in found.items()),
+        f"{asked.duration:g} s of arrivals; 100 % is what 1P+1T of the same engine is predicted to serve.",
+        *(line for engine in engines for line in _basis(engine)),
         "",
     ]
 
 
-def verdict(found: dict[str, list[Verification]]) -> list[str]:
+def _basis(engine: Engine) -> list[str]:
+    spec, first = engine.profile, next(iter(engine.runs.values()))[0]
+    held_out = spec.errors["all"].mean if "all" in spec.errors else None
+    vllm = first.cluster.vllm
+    kind = "Embedded engine" if vllm is None else f"vLLM ({' '.join(vllm.arguments)})"
+    return [
+        f"- {kind}: {spec.model.name}; profile taken in {spec.elapsed_s:.0f} s, held-out error "
+        f"{'unknown' if held_out is None else f'{held_out:.1%}'}; 100 % is {engine.most_per_s:.2f} requests/s.",
+        *(f"- Cores: {cluster}: {cores(runs[0])}." for cluster, runs in engine.runs.items()),
+    ]
+
+
+def verdict(found: Runs) -> list[str]:
     """Return how many runs had to share the workers' cores with what the simulation does not know."""
     runs = [run for own in found.values() for run in own]
     busy = sum(max(run.waited.values()) > QUIET for run in runs)
@@ -140,7 +198,7 @@ def verdict(found: dict[str, list[Verification]]) -> list[str]:
     ]
 
 
-def errors(found: dict[str, list[Verification]]) -> list[str]:
+def errors(found: Runs) -> list[str]:
     """Return the error of each figure in each run."""
     names = [figure.name for figure in next(iter(found.values()))[0].comparison.latencies]
     rows = ["## Errors", "", "Prediction / measurement - 1; bold: beyond the goal (p50 5 %, p90 10 %, p99 20 %)."]
@@ -167,7 +225,7 @@ def errors(found: dict[str, list[Verification]]) -> list[str]:
     return [*rows, ""]
 
 
-def goals(found: dict[str, list[Verification]]) -> list[str]:
+def goals(found: Runs) -> list[str]:
     """Return how many goals are met, by percentile, and why not all."""
     figures = [figure for runs in found.values() for run in runs for figure in run.comparison.latencies]
     rows = ["## Goals", "", "| percentile | goal | met | median error | worst error |", "|---|--:|--:|--:|--:|"]
@@ -192,32 +250,36 @@ def _also(count: int) -> str:
     return "" if count == 1 else f" (the like in {count} runs)"
 
 
-def order(found: dict[str, list[Verification]]) -> list[str]:
+def order(found: Runs) -> list[str]:
     """Return whether split against unsplit is ordered rightly at each rate."""
     rows = [
         "## Split against unsplit",
         "",
-        "Split 1P+1T over unsplit 2, less 1: predicted / measured. Bold: predicted to be the other way round.",
+        "A split cluster over an unsplit one of as many machines, less 1: predicted / measured. Bold: predicted to be "
+        "the other way round.",
         "",
-        "| rate | " + " | ".join(ORDERED) + " |",
-        "|---|" + "--:|" * len(ORDERED),
+        "| cluster | rate | " + " | ".join(ORDERED) + " |",
+        "|---|--:|" + "--:|" * len(ORDERED),
     ]
-    for index, share in enumerate(SHARES):
-        cells = []
-        split, unsplit = (
-            {one.name: one for one in found[name][index].comparison.latencies} for name in ("split 1P+1T", "unsplit 2")
-        )
-        for name in ORDERED:
-            predicted = split[name].predicted / unsplit[name].predicted - 1
-            measured = split[name].measured / unsplit[name].measured - 1
-            is_wrong = predicted * measured < 0 and min(abs(predicted), abs(measured)) > _EVEN
-            text = f"{predicted:+.0%} / {measured:+.0%}"
-            cells.append(f"**{text}**" if is_wrong else text)
-        rows.append(f"| {share:.0%} | {' | '.join(cells)} |")
+    for one, other in PAIRS:
+        for share, split, unsplit in zip(SHARES, found.get(one, ()), found.get(other, ()), strict=False):
+            rows.append(f"| {one} | {share:.0%} | {' | '.join(_ordered(split, unsplit))} |")
     return [*rows, ""]
 
 
-def worst(found: dict[str, list[Verification]]) -> list[str]:
+def _ordered(split: Verification, unsplit: Verification) -> list[str]:
+    figures = [{figure.name: figure for figure in run.comparison.latencies} for run in (split, unsplit)]
+    cells = []
+    for name in ORDERED:
+        own, others = (one[name] for one in figures)
+        predicted, measured = own.predicted / others.predicted - 1, own.measured / others.measured - 1
+        is_wrong = predicted * measured < 0 and min(abs(predicted), abs(measured)) > _EVEN
+        text = f"{predicted:+.0%} / {measured:+.0%}"
+        cells.append(f"**{text}**" if is_wrong else text)
+    return cells
+
+
+def worst(found: Runs) -> list[str]:
     """Return the figures that are furthest off."""
     cases = [
         (abs(figure.error), cluster, share, figure)

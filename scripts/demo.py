@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phasesplit.cli.verify import verified
+from phasesplit.cli.verify_run import verified
 from phasesplit.cli.verify_view import placements, shown, shown_error
 from phasesplit.domain.request import Trace
 from phasesplit.engine.fetch import model_path

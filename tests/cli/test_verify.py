@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from phasesplit.cli import run
-from phasesplit.cli.verify import measure_profile
+from phasesplit.cli.verify_run import measure_profile
 from phasesplit.engine.fetch import model_path
 from phasesplit.errors import SpecError
 from phasesplit.figures.verify_report import verify_report
 from phasesplit.files.serve_files import load_served_cluster
-from phasesplit.serving.local_workers import Surroundings, worker_commands
+from phasesplit.scheduling.rules import Batching
+from phasesplit.serving.local_workers import Surroundings, worker_commands, worker_environment
 
 CLUSTER = """\
 name: here
@@ -39,6 +40,25 @@ def test_workers_have_the_share_of_a_core_that_the_file_gives_them(tmp_path: Pat
     assert [command[command.index("--core-share") + 1] for command in commands] == ["0.4", "0.4"]
     path.write_text(CLUSTER.replace("16MB", "16MB, core_share: 0"))
     with pytest.raises(SpecError, match=r"core_share.* 0, allowed is a number from 0\.01 to 1"):
+        load_served_cluster(path)
+
+
+def test_vllm_machines_have_the_threads_and_the_bounds_of_batches_that_the_file_gives_them(tmp_path: Path) -> None:
+    """Each server would take all cores, and batches would be larger than those that were simulated."""
+    path = tmp_path / "cluster.yaml"
+    vllm = "engine: vllm\nrules: {batch_prompt_tokens: 512, batch_requests: 8}\n"
+    path.write_text(vllm + CLUSTER.replace("16MB", "16MB, vllm: {threads: 3, arguments: [--max-num-seqs, '4']}"))
+    cluster = load_served_cluster(path)
+    around = Surroundings(gateway="http://127.0.0.1:1", model=Path("m"), model_name="m", sockets="s")
+    (command, _) = worker_commands(cluster, around).values()
+    words = list(command(1))
+    assert words[words.index("--") + 1 :] == [
+        "--max-num-batched-tokens", "512", "--max-num-seqs", "8", "--max-num-seqs", "4",
+    ]  # fmt: skip
+    assert cluster.rules.batching is Batching.CHUNKED
+    assert worker_environment(cluster)["OMP_NUM_THREADS"] == "3"
+    path.write_text(vllm + CLUSTER.replace("16MB", "16MB, vllm: {threads: 0}"))
+    with pytest.raises(SpecError, match=r"threads.* 0, allowed is a whole number from 1 to 1024"):
         load_served_cluster(path)
 
 
@@ -120,7 +140,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_wrong_input_is_refused_before_anything_runs(
-    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody would wait for a profile and a cluster to be told of a typing mistake."""
     assert told(capsys, "verify", "no.yaml", "azure-conversation").startswith("no.yaml: cannot be read")
@@ -128,9 +148,9 @@ def test_wrong_input_is_refused_before_anything_runs(
     assert told(capsys, "verify", str(cluster), "azure-conversation", "--clip", "64").startswith("--clip: got '64'")
     vllm = tmp_path / "vllm.yaml"
     vllm.write_text(f"engine: vllm\n{CLUSTER}")
-    assert told(capsys, "verify", str(vllm), "azure-conversation").startswith(
-        f"{vllm}, engine: got vllm, allowed is embedded"
-    )
+    with monkeypatch.context() as one_core:
+        one_core.setattr(os, "sched_getaffinity", lambda _: {0})
+        assert told(capsys, "verify", str(vllm), "azure-conversation").startswith("2 vLLM machines on 1 cores")
     wrong = tmp_path / "wrong.json"
     wrong.write_text("{}")
     assert str(wrong) in told(capsys, "verify", str(cluster), "azure-conversation", "--profile", str(wrong))

@@ -28,7 +28,7 @@ def record(name: str = "<split>", **changes: Any) -> dict[str, Any]:
         "cluster": {"name": name, "pools": {"prompt": 1, "token": 1}, "model": "tiny"},
         "trace": {"name": "a & b", "requests": 40, "duration_s": 20.0, "rate_per_s": 2.0},
         "profile": "measured: tiny", "kv_blocks": {"prompt-0": 9, "token-0": 9}, "block_tokens": 32,
-        "cores": {"prompt-0": 0, "token-0": 1}, "front_cores": [0], "core_share": 0.45,
+        "cores": {"prompt-0": "0", "token-0": "1"}, "front_cores": "0", "core_share": 0.45,
         "front_end": {"added": True, "iteration_s": 0.001, "token_s": 0.0, "queue_s": 0.002}, "compared": 40,
         "distributions": {"shares": shares, **curves}, "latencies": latencies,
         "stages": [figure(stage, 0.1, 0.11) for stage in STAGES],

@@ -20,6 +20,7 @@ from phasesplit.measuring.stages import (
     TRANSFER,
     WAIT,
     measured_stages,
+    queue_in_prompt,
     simulated_stages,
 )
 from phasesplit.simulation.run import simulate
@@ -65,6 +66,14 @@ def test_measured_stages_add_up_to_what_the_client_saw(changes: dict[str, Any]) 
     found = stages_of(last_s + 0.25, **changes)
     assert min(found.values()) >= 0
     assert sum(found.values()) == pytest.approx(last_s + 0.25)
+
+
+def test_where_nobody_tells_when_a_prompt_phase_begins_the_queue_is_in_it_on_both_sides() -> None:
+    """All of a prompt phase would be taken for queue, and the prediction's stages for wrong."""
+    measured = stages_of(15.0, prompt_started_s=None)
+    assert (measured[QUEUE], measured[PROMPT]) == (0.0, 3.0)
+    predicted = queue_in_prompt(measured_stages([record()], np.array([15.0])))
+    assert {name: float(values[0]) for name, values in predicted.items()} == measured
 
 
 def test_the_first_token_is_never_moved_by_late_reports() -> None:

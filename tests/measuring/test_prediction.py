@@ -1,7 +1,9 @@
 """The simulator's twin of a live cluster: the same KV memory, link and cores, and what was measured on the idle one."""
 
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from phasesplit.domain.request import Trace
 from phasesplit.errors import SpecError
 from phasesplit.files.profile_files import read_profile_file
 from phasesplit.files.serve_files import ServedCluster
-from phasesplit.measuring.cores import core_plan, pinned
+from phasesplit.measuring.cores import CorePlan, core_plan, cores_text, cpu_s, family, pinned, whole_core_plan
 from phasesplit.measuring.live import Live, Run, in_order
 from phasesplit.measuring.overheads import idle_overheads, idle_trace
 from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin, as_gateways_expect
@@ -104,21 +106,78 @@ def test_workers_with_half_a_core_are_predicted_to_take_twice_as_long(tmp_path: 
 @pytest.mark.parametrize(
     ("workers", "cores", "own", "front", "core_share"),
     [
-        (["a"], [4, 6], {"a": 6}, {4}, 1.0),
-        (["a", "b"], [0, 1, 2, 3], {"a": 2, "b": 3}, {0, 1}, 1.0),
-        (["a", "b"], [4, 6], {"a": 6, "b": 6}, {4}, 0.45),
-        (["a", "b", "c"], [0, 1, 2], {"a": 1, "b": 2, "c": 1}, {0}, 0.45),
-        (["a", "b"], [3], {"a": 3, "b": 3}, {3}, 0.3),
+        (["a"], [4, 6], {"a": {6}}, {4}, 1.0),
+        (["a", "b"], [0, 1, 2, 3], {"a": {2}, "b": {3}}, {0, 1}, 1.0),
+        (["a", "b"], [4, 6], {"a": {6}, "b": {6}}, {4}, 0.45),
+        (["a", "b", "c"], [0, 1, 2], {"a": {1}, "b": {2}, "c": {1}}, {0}, 0.45),
+        (["a", "b"], [3], {"a": {3}, "b": {3}}, {3}, 0.3),
     ],
 )
 def test_nobody_takes_the_time_of_another(
-    workers: list[str], cores: list[int], own: dict[str, int], front: set[int], core_share: float
+    workers: list[str], cores: list[int], own: dict[str, set[int]], front: set[int], core_share: float
 ) -> None:
     """Iterations would last longer whenever the gateway, the client or another worker wants the core."""
     plan = core_plan(workers, cores)
     assert (plan.workers, plan.front, plan.core_share) == (own, front, pytest.approx(core_share))
-    for core in set(own.values()):
-        assert sum(plan.core_share for one in own.values() if one == core) <= 1.0
+    for core in set().union(*own.values()):
+        assert sum(plan.core_share for one in own.values() if core in one) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "own", "front"),
+    [
+        (["a"], [4, 6], {"a": {6}}, {4}),
+        (["a", "b"], [0, 1], {"a": {0}, "b": {1}}, {0, 1}),
+        (["a", "b"], [0, 1, 2, 3], {"a": {1}, "b": {2}}, {0, 3}),
+        (["a", "b"], list(range(16)), {"a": set(range(1, 8)), "b": set(range(8, 15))}, {0, 15}),
+    ],
+)
+def test_machines_that_cannot_keep_to_a_share_have_whole_cores(
+    workers: list[str], cores: list[int], own: dict[str, set[int]], front: set[int]
+) -> None:
+    """Two vLLM servers on one core would take each other's time, and the prediction would know nothing of it."""
+    plan = whole_core_plan(workers, cores)
+    assert (plan.workers, plan.front, plan.core_share) == (own, front, 1.0)
+    assert plan.cores_each == len(own["a"])
+
+
+def test_more_machines_than_cores_are_refused_where_each_needs_one() -> None:
+    """They would be measured, and found to be many times slower than predicted."""
+    with pytest.raises(SpecError, match="3 vLLM machines on 2 cores"):
+        whole_core_plan(["a", "b", "c"], [0, 1])
+
+
+@pytest.mark.parametrize(("cores", "text"), [({1}, "1"), ({0, 1, 2, 3}, "0-3"), ({0, 4, 5}, "0,4-5")])
+def test_cores_are_written_short(cores: set[int], text: str) -> None:
+    """A report of a large host would be full of numbers."""
+    assert cores_text(cores) == text
+
+
+def test_what_a_worker_has_started_counts_as_the_worker() -> None:
+    """A vLLM machine computes in processes that it starts: it would seem idle, and could not be put on a core."""
+    code = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', "
+        "'import time; end = time.process_time() + 0.3\\nwhile time.process_time() < end: pass\\n"
+        "print(1, flush=True); time.sleep(60)']); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as worker:
+        try:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+            pids = family(worker.pid)
+            assert len(pids) == 2
+            assert cpu_s(worker.pid) >= 0.3
+            core = max(os.sched_getaffinity(0))
+            with pinned(
+                CorePlan(workers={"a": frozenset({core})}, front=frozenset({core}), core_share=1.0),
+                {"a": worker.pid},
+                [],
+            ):
+                assert [os.sched_getaffinity(pid) for pid in pids] == [{core}, {core}]
+        finally:
+            for pid in reversed(family(worker.pid)):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_the_front_goes_where_it_may_again(tmp_path: Path) -> None:
@@ -128,7 +187,7 @@ def test_the_front_goes_where_it_may_again(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as worker:  # noqa: S607 - any program
         try:
             with pinned(plan, {"a": worker.pid}, [os.getpid()]):
-                assert os.sched_getaffinity(worker.pid) == {plan.workers["a"]}
+                assert os.sched_getaffinity(worker.pid) == plan.workers["a"]
                 assert os.sched_getaffinity(0) == plan.front
         finally:
             worker.kill()

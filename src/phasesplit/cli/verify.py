@@ -1,27 +1,16 @@
 """`phasesplit verify`: a cluster runs a trace, the simulator predicts it, and the two are held against each other."""
 
-import asyncio
-import subprocess
-import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from phasesplit.cli.demand import Demand
 from phasesplit.cli.options import Clip, Count, Duration, Rate, option
 from phasesplit.cli.replay import clipped, span
+from phasesplit.cli.verify_run import PROFILE_TIME, PROFILE_TIME_VLLM, measure_profile, verified
 from phasesplit.errors import SpecError
-
-if TYPE_CHECKING:
-    from phasesplit.domain.request import Trace
-    from phasesplit.files.serve_files import ServedCluster
-    from phasesplit.measuring.live import Live
-    from phasesplit.measuring.verify import Verification
-
-PROFILE_TIME = "30s"
 
 
 def verify(
@@ -38,13 +27,18 @@ def verify(
         Path | None,
         option(
             "--profile",
-            text="What `phasesplit profile engine` wrote of this machine and model; by default it is measured first.",
+            text="What `phasesplit profile` wrote of this machine and model; by default it is measured first.",
             metavar="FILE.json",
         ),
     ] = None,
     profile_time: Annotated[
-        str, option("--profile-time", text=f"How long that may take; by default {PROFILE_TIME}.", metavar="TIME")
-    ] = PROFILE_TIME,
+        str | None,
+        option(
+            "--profile-time",
+            text=f"How long that may take; by default {PROFILE_TIME}, of vLLM {PROFILE_TIME_VLLM}.",
+            metavar="TIME",
+        ),
+    ] = None,
     keep_profile: Annotated[
         Path | None, option("--keep-profile", text="Keep what was measured, for --profile.", metavar="FILE.json")
     ] = None,
@@ -62,7 +56,7 @@ def verify(
 ) -> int:
     """Run a cluster, replay a trace against it, simulate the same, and show how far apart the two are.
 
-    Each worker gets a core of its own as far as there are cores. Nothing else should run on this machine meanwhile.
+    Each worker gets cores of its own as far as there are any. Nothing else should run on this machine meanwhile.
 
     Example: phasesplit verify cluster.yaml azure-conversation --rate 2 --duration 60 --clip 512:64 --html report.html
     """
@@ -70,6 +64,7 @@ def verify(
     from phasesplit.files.profile_files import ENDING, read_profile_file
     from phasesplit.files.results import check_output, written_whole
     from phasesplit.files.serve_files import load_served_cluster
+    from phasesplit.measuring.verify import on_cores
 
     demand = Demand(source=workload, rate_per_s=rate, duration_s=duration, count=count, seed=seed, place="TRACE")
     if html is not None:
@@ -80,11 +75,9 @@ def verify(
             raise SpecError("--keep-profile: --profile names one, nothing is measured")
     limits = None if clip is None else span("--clip", clip)
     asked = load_served_cluster(cluster)
-    if asked.vllm is not None:
-        raise SpecError(
-            f"{cluster}, engine: got vllm, allowed is embedded: vLLM's threads cannot be held to a core yet"
-        )
-    before = None if profile is None else read_profile_file(profile)
+    on_cores(asked)
+    if profile is not None:
+        read_profile_file(profile)
     trace, dropped = demand.trace()
     trace = clipped(trace, limits)
     if dropped:
@@ -92,9 +85,8 @@ def verify(
     model = model_path(asked.model, _say)
     with tempfile.TemporaryDirectory(prefix="phasesplit-") as scratch:
         path = profile or Path(scratch) / f"profile{ENDING}"
-        if before is None:
-            measure_profile(path, asked, model, profile_time, quiet=as_json)
-            before = read_profile_file(path)
+        if profile is None:
+            measure_profile(path, asked, model, profile_time, logs=logs, quiet=as_json)
             if keep_profile is not None:
                 with written_whole(keep_profile) as part:
                     part.write_bytes(path.read_bytes())
@@ -120,89 +112,6 @@ def verify(
         if html is not None:
             typer.echo(f"wrote {html}")
     return 0
-
-
-def verified(
-    cluster: "ServedCluster",
-    model: Path,
-    traces: "Sequence[Trace]",
-    profile: Path,
-    *,
-    adds_overheads: bool = True,
-    seed: int = 0,
-    logs: Path | None = None,
-    quiet: bool = False,
-    afterwards: "Callable[[Live], Awaitable[None]] | None" = None,
-) -> "list[Verification]":
-    """Return predicted against measured for each trace, with progress on standard error.
-
-    Args:
-        cluster: What to run; its gateway takes any free port.
-        model: Path of its model.
-        traces: The requests.
-        profile: What iterations take.
-        adds_overheads: Whether the front end's own time is added to the prediction.
-        seed: Of the prompts.
-        logs: Directory for the workers' logs, None: they are dropped.
-        quiet: Show no progress.
-        afterwards: Called with the cluster once all traces are through.
-    """
-    from dataclasses import replace
-
-    from phasesplit.cli.verify_view import VerifyProgress
-    from phasesplit.files.profile_files import read_profile_file
-    from phasesplit.measuring.verify import verify as run
-
-    log: Callable[[str, str], None] = _drop
-    if logs is not None:
-        from phasesplit.files.worker_logs import WorkerLogs
-
-        log = WorkerLogs(logs).write
-    with VerifyProgress(shown=not quiet) as progress:
-        return asyncio.run(
-            run(
-                replace(cluster, port=0, client_keys=()),
-                model,
-                traces,
-                read_profile_file(profile),
-                profile,
-                adds_overheads=adds_overheads,
-                seed=seed,
-                log=log,
-                afterwards=afterwards,
-                tell=progress,
-            )
-        )
-
-
-def measure_profile(path: Path, cluster: "ServedCluster", model: Path, time: str, *, quiet: bool = False) -> None:
-    """Measure this machine with the cluster's model and KV memory, in a process of its own.
-
-    Args:
-        path: Where the profile goes.
-        cluster: The cluster.
-        model: Path of its model.
-        time: How long it may take.
-        quiet: Show no progress.
-
-    Raises:
-        SpecError: It failed.
-    """
-    command = [
-        sys.executable, "-m", "phasesplit", "profile", "engine", "--model", str(model), "--kv-memory",
-        str(cluster.kv_bytes), "--budget", time, "--output", str(path), "--json",
-    ]  # fmt: skip
-    if not quiet:
-        _say(f"profiling this machine ({time}) ...")
-    # Our own interpreter and constants; the cluster's model and memory are arguments.
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
-        raise SpecError(f"profile: {last.removeprefix('phasesplit: ')}")
-
-
-def _drop(_name: str, _line: str) -> None:
-    """Take a line of a worker's log, and do nothing with it."""
 
 
 def _say(line: str) -> None:

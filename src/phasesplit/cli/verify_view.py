@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from phasesplit.measuring.cores import cores_text
+
 if TYPE_CHECKING:
     from phasesplit.measuring.comparison import Figure
     from phasesplit.measuring.verify import Verification
@@ -95,8 +97,8 @@ def basis(found: "Verification") -> list[str]:
         f"{trace.rate_per_s:.2f}/s",
         f"times: {found.profile}",
         f"KV memory: {each} blocks of {found.block_tokens} tokens a worker, the same on both sides",
-        f"cores: {', '.join(f'{name} on {core}' for name, core in found.plan.workers.items())}; on "
-        f"{' and '.join(map(str, sorted(found.plan.front)))} the gateway ({found.gateway_share:.0%} of a core) and the "
+        f"cores: {', '.join(f'{name} on {cores_text(cores)}' for name, cores in found.plan.workers.items())}; on "
+        f"{cores_text(found.plan.front)} the gateway ({found.gateway_share:.0%} of a core) and the "
         f"client ({found.client_share:.0%})",
     ]
     share = found.plan.core_share

@@ -96,7 +96,7 @@ class Twin:
             layerwise_from_tokens=cluster.rules.layerwise_from_tokens or threshold_tokens,
             streaming_slowdown=None if self.link is None else self.link.streaming_slowdown,
         )
-        self._machine = _machine(profile.machine.name, self.model, cluster.kv_bytes, self.rules)
+        self._machine = _machine(profile.machine.name, self.model, _kv_blocks(cluster, profile, self.model), self.rules)
         self.times = measured_times(path, self.model, self._machine)
 
     @property
@@ -185,10 +185,16 @@ def _link(facts: "LinkFacts") -> Link:
     )
 
 
-def _machine(name: str, model: Model, kv_bytes: float, rules: Rules) -> Machine:
-    """Return a machine whose memory holds the weights and so many bytes of whole KV blocks."""
+def _kv_blocks(cluster: ServedCluster, profile: "ProfileSpec", model: Model) -> int:
+    """Return the KV blocks of a worker: whole ones in its memory; vLLM says by itself how many it makes of that."""
+    if cluster.vllm is not None and profile.kv is not None:
+        return profile.kv.blocks
+    return int(cluster.kv_bytes // (model.kv_bytes_per_token * cluster.rules.block_tokens))
+
+
+def _machine(name: str, model: Model, blocks: int, rules: Rules) -> Machine:
+    """Return a machine whose memory holds the weights and so many KV blocks."""
     block_bytes = model.kv_bytes_per_token * rules.block_tokens
-    blocks = int(kv_bytes // block_bytes)
     # Half a block more than the blocks: no rounding may take one away.
     return Machine(
         name=name,

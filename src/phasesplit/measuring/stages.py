@@ -47,12 +47,17 @@ def simulated_stages(columns: Mapping[str, NDArray[Any]], overheads_s: Mapping[s
     return {stage: values + overheads_s.get(stage, 0.0) for stage, values in stages.items()}
 
 
+def queue_in_prompt(stages_s: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return the same stages as they look where nobody tells when a prompt phase begins."""
+    return {**stages_s, QUEUE: np.zeros_like(stages_s[QUEUE]), PROMPT: stages_s[QUEUE] + stages_s[PROMPT]}
+
+
 def measured_stages(records: Sequence[Mapping[str, Any] | None], e2e_s: Floats) -> dict[str, Floats]:
     """Return the stages of requests that a cluster served, in seconds, (n,) each; NaN for one that did not complete.
 
     Machines report the start of a prompt phase and the arrival of KV beside the tokens: a report that comes before or
     after the tokens that it lies between counts as with them, so no stage is negative. Where one machine does both
-    phases there is no transfer.
+    phases there is no transfer. Where the start of the prompt phase is not reported, the queue is in it.
 
     Args:
         records: The gateway's record of each, None where it has none.
@@ -72,7 +77,7 @@ def _cuts(record: Mapping[str, Any]) -> tuple[float, ...]:
     first_s, last_s = float(record["first_token_s"]), float(record["last_token_s"])
     second_s = last_s if record["second_token_s"] is None else float(record["second_token_s"])
     started_s, ready_s = record["prompt_started_s"], record["kv_ready_s"]
-    started_s = first_s if started_s is None else min(float(started_s), first_s)
+    started_s = 0.0 if started_s is None else min(float(started_s), first_s)
     has_transfer = ready_s is not None and record["prompt_machine"] != record["token_machine"]
     ready_s = min(max(float(ready_s), first_s), second_s) if has_transfer else first_s
     return 0.0, started_s, first_s, ready_s, second_s, last_s

@@ -14,13 +14,13 @@ from phasesplit.engine.checkpoint import open_checkpoint
 from phasesplit.errors import InfeasibleError, SpecError
 from phasesplit.files.serve_files import ServedCluster
 from phasesplit.measuring.comparison import Comparison, Side, compare
-from phasesplit.measuring.cores import CorePlan, core_plan
+from phasesplit.measuring.cores import CorePlan, core_plan, whole_core_plan
 from phasesplit.measuring.live import CLIENT, GATEWAY, Live, Run, served
 from phasesplit.measuring.overheads import idle_overheads, idle_trace
 from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin
-from phasesplit.measuring.prompts import Prompts
+from phasesplit.measuring.prompts import USUAL_IDS, Prompts
 from phasesplit.measuring.replay import LATE_S
-from phasesplit.measuring.stages import measured_stages
+from phasesplit.measuring.stages import measured_stages, queue_in_prompt
 from phasesplit.serving.children import Log
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ async def verify(
 ) -> list[Verification]:
     """Run a cluster, replay traces against it one after the other, simulate each, and compare.
 
-    Gateway and client have cores of their own, and so has each worker; where there are too few cores, each worker has a
-    fixed share of one, and the simulation knows.
+    Gateway and client have cores of their own, and so has each worker; where there are too few, each worker of the
+    embedded engine has a fixed share of one, and the simulation knows.
 
     Args:
         cluster: What to run; nobody else should talk to it.
@@ -118,12 +118,9 @@ async def verify(
         SpecError: The cluster cannot run, or its KV memory is not that of the simulation.
         InfeasibleError: No request was answered.
     """
-    plan = core_plan(list(cluster.workers))
-    core_share = min(plan.core_share, cluster.core_share)
-    plan = replace(plan, core_share=core_share)
-    cluster = replace(cluster, core_share=core_share)
-    vocabulary = open_checkpoint(model).config.vocab
-    ids = range(vocabulary // 4, vocabulary * 3 // 4)  # special tokens stand at the ends
+    plan, cluster = on_cores(cluster)
+    core_share = plan.core_share
+    ids = _token_ids(cluster, model)
     tell("starting", 0, 1)
     async with served(cluster, model, say=say, log=log) as live:
         twin = Twin(cluster, profile, profile_path, threshold_tokens=_threshold_tokens(live))
@@ -158,10 +155,13 @@ async def verify(
     for trace, run in zip(traces, runs, strict=True):
         predicted = twin.predict(trace, overheads if adds_overheads else NO_OVERHEADS, core_share, earlier)
         earlier += trace.output_tokens.tolist()
-        measured = measured_side(run, core_share)
+        expected = predicted.side
+        if not _tells_starts(run):
+            expected = replace(expected, stages_s=queue_in_prompt(expected.stages_s))
+        measured = measured_side(run, core_share * plan.cores_each)
         if np.isnan(measured.e2e_s).all():
             raise InfeasibleError(f"no request was answered; the first failed with: {run.replay.seen[0].error}")
-        comparison = compare(predicted.side, measured)
+        comparison = compare(expected, measured)
         found.append(
             Verification(
                 cluster=cluster,
@@ -182,6 +182,32 @@ async def verify(
             )
         )
     return found
+
+
+def on_cores(cluster: ServedCluster) -> tuple[CorePlan, ServedCluster]:
+    """Return where a cluster's processes compute, and the cluster whose workers know what is theirs.
+
+    Args:
+        cluster: The cluster.
+
+    Raises:
+        SpecError: Its vLLM machines are more than the cores.
+    """
+    if cluster.vllm is not None:
+        plan = whole_core_plan(list(cluster.workers))
+        threads = cluster.vllm.threads or plan.cores_each
+        return plan, replace(cluster, vllm=replace(cluster.vllm, threads=threads))
+    plan = core_plan(list(cluster.workers))
+    plan = replace(plan, core_share=min(plan.core_share, cluster.core_share))
+    return plan, replace(cluster, core_share=plan.core_share)
+
+
+def _token_ids(cluster: ServedCluster, model: Path) -> range:
+    """Return ids that are ordinary tokens of the model."""
+    if cluster.vllm is not None:
+        return USUAL_IDS
+    vocabulary = open_checkpoint(model).config.vocab
+    return range(vocabulary // 4, vocabulary * 3 // 4)  # special tokens stand at the ends
 
 
 def check_kv(simulated: int, live: Live) -> dict[str, int]:
@@ -213,8 +239,13 @@ def warm_trace(traces: Sequence[Trace], workers: int) -> Trace:
     )
 
 
-def measured_side(run: Run, core_share: float = 1.0) -> Side:
-    """Return what was measured, as it is compared; a worker that computes for all of its share is busy all the time."""
+def measured_side(run: Run, cores: float = 1.0) -> Side:
+    """Return what was measured, as it is compared; a worker that computes on all of its cores is busy all the time.
+
+    Args:
+        run: What was measured.
+        cores: Cores that each worker has, or its share of one.
+    """
     columns = run.replay.columns()
     failed = columns["error"] != ""
     e2e_s = np.where(failed, np.nan, columns["e2e_s"])
@@ -231,13 +262,14 @@ def measured_side(run: Run, core_share: float = 1.0) -> Side:
         ],
         wall_s=run.replay.wall_s,
         output_tokens=int(columns["output_tokens"][~failed].sum()),
-        busy={name: run.busy_s[name] / (core_share * run.replay.wall_s) for name in workers},
+        busy={name: run.busy_s[name] / (cores * run.replay.wall_s) for name in workers},
         moves=run.moves,
     )  # fmt: skip
 
 
 def _threshold_tokens(live: Live) -> int | None:
-    senders = [facts["threshold_tokens"] for facts in live.facts.values() if facts.get("home") != "token"]
+    known = [facts.get("threshold_tokens") for facts in live.facts.values() if facts.get("home") != "token"]
+    senders = [tokens for tokens in known if tokens is not None]
     return int(np.median(senders)) if senders else None
 
 
@@ -257,6 +289,11 @@ def _check_lengths(traces: Sequence[Trace], live: Live) -> None:
                 f"{trace.name}: has a request of {longest:,} tokens, and {live.model} here takes {allowed:,} at most; "
                 "shorten with --clip"
             )
+
+
+def _tells_starts(run: Run) -> bool:
+    """Return whether any machine has told when a prompt phase began."""
+    return any(record is not None and record["prompt_started_s"] is not None for record in run.records)
 
 
 def _errors(run: Run) -> dict[str, int]:
@@ -287,6 +324,8 @@ def _doubts(run: Run, comparison: Comparison, plan: CorePlan) -> list[str]:
             f"gateway and client were busy for {front_share:.0%} of their {len(plan.front)} cores: that "
             "they wait for one another is not in the prediction"
         )
+    if not _tells_starts(run):
+        doubts.append("these machines do not tell when a prompt phase begins: on both sides the queue is in it")
     late = run.replay.late
     if late.size and (count := int((late > LATE_S).sum())):
         doubts.append(f"{count} requests were sent more than {1e3 * LATE_S:.0f} ms late; latencies count from when due")

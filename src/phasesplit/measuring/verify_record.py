@@ -5,6 +5,7 @@ from typing import Any
 
 from phasesplit.domain.latency import Distribution
 from phasesplit.measuring.comparison import Figure
+from phasesplit.measuring.cores import cores_text
 from phasesplit.measuring.verify import Verification
 
 _SHARES = [share / 100 for share in range(100)] + [0.995, 0.999, 1.0]
@@ -25,8 +26,8 @@ def verification_record(found: Verification) -> dict[str, Any]:
         "profile": found.profile,
         "kv_blocks": dict(found.kv_blocks),
         "block_tokens": found.block_tokens,
-        "cores": dict(found.plan.workers),
-        "front_cores": sorted(found.plan.front),
+        "cores": {name: cores_text(cores) for name, cores in found.plan.workers.items()},
+        "front_cores": cores_text(found.plan.front),
         "core_share": found.plan.core_share,
         "front_end": {
             "added": found.adds_overheads,

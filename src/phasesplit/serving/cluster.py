@@ -73,7 +73,7 @@ async def run_cluster(cluster: ServedCluster, model: Path, watchers: Watchers) -
         around = Surroundings(listening.url, model, name, sockets)
         supervisor = Supervisor(
             worker_commands(cluster, around),
-            environment=worker_environment(cluster.join_key),
+            environment=worker_environment(cluster),
             log=watchers.log,
             answers=_answers,
             patience=Patience(stalled_s=cluster.stalled_s),

@@ -38,11 +38,18 @@ def worker_commands(cluster: ServedCluster, around: Surroundings) -> dict[str, C
     return {name: _command(name, role, cluster, around) for name, role in cluster.workers.items()}
 
 
-def worker_environment(join_key: str | None) -> Mapping[str, str]:
-    """Return the environment of workers: this process's, with the cluster's key, and one thread for each library."""
+def worker_environment(cluster: ServedCluster) -> Mapping[str, str]:
+    """Return the environment of a cluster's workers: this process's, with the cluster's key, and how many threads.
+
+    Each library has one; vLLM those that it was given.
+    """
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment.pop(JOIN_KEY_VARIABLE, None)
-    return environment | ({JOIN_KEY_VARIABLE: join_key} if join_key else {})
+    if cluster.join_key:
+        environment[JOIN_KEY_VARIABLE] = cluster.join_key
+    if cluster.vllm is not None and cluster.vllm.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(cluster.vllm.threads)
+    return environment
 
 
 def _command(name: str, role: str, cluster: ServedCluster, around: Surroundings) -> Command:
