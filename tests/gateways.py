@@ -130,7 +130,7 @@ class Rig:
     ) -> None:
         self.clock = ManualClock()
         self.wire = FakeWire()
-        self.pools, self._rule, self._machine = pools, rule, machine
+        self.pools, self._rule, self._machine = pools, rule, {"context_tokens": context_tokens} | machine
         self.workers: dict[str, FakeWorker] = {}
         self.records: list[dict[str, Any]] = []
         self.gateway = Gateway(

@@ -352,6 +352,26 @@ def test_long_prompts_are_read_beside_the_event_loop() -> None:
     play(scenario())
 
 
+def test_the_machines_context_bounds_requests() -> None:
+    """Every request without max_tokens would ask for more than a machine with a short context takes."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            await rig.join("t2", "token", context_tokens=100)
+            assert (await rig.call("/v1/models").answer()).json["data"][0]["max_model_len"] == 100
+            answered = (await rig.complete("x" * 40, max_tokens=None).answer()).json
+            assert answered["usage"]["completion_tokens"] == 60
+            for prompt, most in (("x" * 100, None), ("x" * 40, 61)):
+                call = await rig.complete(prompt, max_tokens=most).answer()
+                assert (call.status, call.json["error"]["code"]) == (400, "context_length_exceeded")
+                assert "the longest context is 100 tokens" in call.json["error"]["message"]
+            rig.workers["t2"].die()
+            await settle()
+            assert (await rig.complete("x" * 100).answer()).status == 200
+
+    play(scenario())
+
+
 def test_client_keys() -> None:
     """Someone without a key would be served, or the leases be shown to anybody."""
 

@@ -95,15 +95,71 @@ def test_other_kv_is_refused_with_the_reason() -> None:
     async def scenario() -> None:
         async with Rig() as rig:
             other = rig.worker("x")
-            facts = other.snapshot(home="token", layout={"model": "other"})
-            call = await rig.call("/workers", {"url": "http://x", "facts": facts}).answer()
-            assert (call.status, call.json["error"]["code"]) == (409, "layout_mismatch")
-            assert "'other' against 'fake'" in call.json["error"]["message"]
+            for layout, words in (
+                (
+                    {"model": "0123456789abcdef" * 4},
+                    "in model: fake (weights 0123456789ab) against fake (weights 'fake');",
+                ),
+                ({"model": "fake", "block_tokens": 16}, "in block_tokens: 16 against None; start both machines with"),
+            ):
+                facts = other.snapshot(home="token", layout=layout)
+                call = await rig.call("/workers", {"url": "http://x", "facts": facts}).answer()
+                assert (call.status, call.json["error"]["code"]) == (409, "layout_mismatch")
+                assert words in call.json["error"]["message"]
 
     play(scenario())
 
 
-@pytest.mark.parametrize("facts", [{}, {"name": "x"}, {"name": "x", "epoch": "1", "home": "token"}, [], "x"])
+_WRONG_CONTEXT = {"name": "x", "epoch": 1, "home": "token", "capacity_blocks": 9, "context_tokens": "4096"}
+
+
+def test_machines_that_no_kv_could_move_between_are_refused() -> None:
+    """A cluster of two hosts would start, and every transfer fail, because one listens where only its host reaches."""
+    here = {"boot_id": "here", "unix": None, "tcp": ["127.0.0.1", 1], "http": "http://127.0.0.1:2"}
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            other = rig.worker("x")
+
+            async def refused(home: str, **address: Any) -> str:
+                facts = other.snapshot(home=home, address=here | address)
+                call = await rig.call("/workers", {"url": "http://x", "facts": facts}).answer()
+                return call.json["error"]["message"] if call.status == 409 else ""
+
+            outward = {"tcp": ["10.0.0.2", 1], "http": "http://10.0.0.2:2"}
+            said = await refused("token", boot_id="there", **outward)
+            assert "it is on another host than p, and p listens at 127.0.0.1" in said
+            assert "start p with a --host that others reach" in said
+            assert "and x listens at 127.0.0.1" in await refused("token", boot_id="there")
+            assert not await refused("unsplit", boot_id="there")
+            assert not await refused("token", boot_id="")
+
+    play(scenario())
+
+
+def test_machines_of_several_hosts_that_others_reach_join() -> None:
+    """Clusters of several hosts could not be built at all."""
+
+    async def scenario() -> None:
+        async with Rig(()) as rig:
+
+            async def join(name: str, host: str, **life: int) -> None:
+                address = {"boot_id": name, "tcp": [host, 1], "http": f"http://{host}:2"}
+                await rig.gateway.fleet.join(
+                    f"http://{name}", rig.worker(name, **life).snapshot(home="mixed", address=address)
+                )
+
+            await join("p", "10.0.0.1")
+            await join("t", "10.0.0.2")
+            with pytest.raises(RequestError, match=r"t listens at 127\.0\.0\.1, which only its own host reaches"):
+                await join("t", "127.0.0.1", epoch=2)
+
+    play(scenario())
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"name": "x"}, {"name": "x", "epoch": "1", "home": "token"}, [], "x", _WRONG_CONTEXT]
+)
 def test_wrong_facts_are_refused(facts: Any) -> None:
     """A machine that says nonsense would join, and fail later."""
 

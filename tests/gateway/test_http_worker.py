@@ -106,6 +106,17 @@ def test_token_leg_reads_both_shapes_of_logprobs() -> None:
     play(scenario())
 
 
+def test_an_output_that_repeats_itself_has_ended() -> None:
+    """A client that asks vLLM to stop repetitions would have its request tried again, and its machines left alone."""
+    line = b'data: {"choices": [{"token_ids": [5], "finish_reason": "repetition"}]}\n\n'
+
+    async def scenario() -> None:
+        async with client_of(answering(STREAM, chunk(line), b"0\r\n\r\n")) as worker:
+            assert await whole(worker) == [Chunk((5,), (), "stop")]
+
+    play(scenario())
+
+
 def test_connections_are_used_again() -> None:
     """Thousands of requests would use up the ports of a host."""
     opened = []

@@ -49,8 +49,9 @@ def codec() -> Any:
 def test_the_start_token_is_there_where_it_is_wanted(wanted: str, prompt: bool, chat: bool) -> None:
     """A client that writes the start token itself would get two of them, and another answer than from vLLM."""
     body = f'{{"model": "m", "max_tokens": 1, "prompt": "ab"{wanted}}}'
-    (order,) = ordered(parsed_completion(body.encode(), Limits()), codec(), number="1", seed=0, most_held_tokens=0)
+    known: Any = {"number": "1", "seed": 0, "context_tokens": 4096, "most_held_tokens": 0}
+    (order,) = ordered(parsed_completion(body.encode(), Limits()), codec(), **known)
     assert order.prompt_ids == [START] * prompt + list(b"ab")
     body = f'{{"model": "m", "max_tokens": 1, "messages": [{{"role": "user", "content": "ab"}}]{wanted}}}'
-    (order,) = ordered(parsed_chat(body.encode(), Limits()), codec(), number="1", seed=0, most_held_tokens=0)
+    (order,) = ordered(parsed_chat(body.encode(), Limits()), codec(), **known)
     assert order.prompt_ids == [START] * chat + list(b"ab:")

@@ -1,6 +1,5 @@
 """Pages for whoever runs the cluster: machines that join, pools, leases, requests, health."""
 
-import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from phasesplit.errors import GatewayError, RequestError
 from phasesplit.gateway import metrics
 from phasesplit.gateway.body import ClientGoneError, read_body
 from phasesplit.gateway.gateway import Gateway
+from phasesplit.gateway.hosts import is_loopback
 from phasesplit.gateway.keys import bearer_key, key_accepted
 from phasesplit.gateway.openai.errors import error_answer, wrong_key
 from phasesplit.gateway.typed import typed_field
@@ -108,7 +108,7 @@ class AdminPages:
         if join:
             if not key_accepted(bearer_key(request.headers.get("authorization")), join):
                 raise wrong_key()
-        elif request.client is None or not _is_here(request.client.host):
+        elif request.client is None or not is_loopback(request.client.host):
             raise RequestError("machines of other hosts need a join key, and this gateway has none", status=403)
         announced = await self._object(request)
         machine = await self._gateway.fleet.join(typed_field(announced, "url", str), announced.get("facts"))
@@ -149,11 +149,3 @@ def guarded(page: Page) -> Page:
 def shown(page: dict[str, Any], status: int = 200) -> Response:
     """Return a page of JSON."""
     return Response(orjson.dumps(page), status, media_type="application/json")
-
-
-def _is_here(host: str) -> bool:
-    """Return whether an address is one of this host's own."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -13,9 +13,11 @@ from typing import Any, Protocol, cast
 from phasesplit.errors import RequestError, WorkerError
 from phasesplit.gateway.clock import Clock, Timer
 from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.hosts import closed_to_others
 from phasesplit.gateway.typed import typed_field
 from phasesplit.gateway.verdicts import Lost
 from phasesplit.gateway.worker import LegError, WorkerClient
+from phasesplit.transfer.layout import advice, shown
 
 Facts = Mapping[str, Any]
 
@@ -143,6 +145,12 @@ class Fleet:
         """Whether every machine tells an output that goes on from its prompt, so that draws and penalties go on too."""
         return all(machine.facts.get("resumes") is True for machine in self._machines.values() if not machine.is_lost)
 
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and output tokens that the machines with the shortest context take; 0 where none says."""
+        told = (machine.facts.get("context_tokens") for machine in self._machines.values() if not machine.is_lost)
+        return min((tokens for tokens in told if tokens), default=0)
+
     async def abort(self, name: str, key: str, why: str) -> None:
         """Let a machine drop what it keeps for an attempt."""
         worker = self.worker(name)
@@ -169,6 +177,7 @@ class Fleet:
                 facts = await client.facts()
             name = _checked(facts)
             self._demand_equal_layouts(name, facts)
+            self._demand_ways(name, facts)
             before = self._machines.get(name)
             if (
                 before is not None
@@ -217,13 +226,38 @@ class Fleet:
             if other.name == name or other.is_lost or theirs == its:
                 continue
             field_ = next(key for key in (*theirs, *its) if theirs.get(key) != its.get(key))
+            mine, others = shown(its.get(field_)), shown(theirs.get(field_))
+            if field_ == "model":
+                mine = f"{facts.get('model')} (weights {mine})"
+                others = f"{other.facts.get('model')} (weights {others})"
             raise RequestError(
-                f"machine {name}: its KV differs from that of {other.name} in {field_}:"
-                f" {its.get(field_)!r} against {theirs.get(field_)!r}",
+                f"machine {name}: its KV differs from that of {other.name} in {field_}: {mine} against {others};"
+                f" {advice(field_)}",
                 status=409,
                 param="facts.layout",
                 code="layout_mismatch",
             )
+
+    def _demand_ways(self, name: str, facts: Facts) -> None:
+        """Refuse a machine that KV could not move to or from: one of two hosts listens where only that host reaches."""
+        for other in self._machines.values():
+            ours, theirs = facts.get("address") or {}, other.facts.get("address") or {}
+            hosts = {ours.get("boot_id") or "", theirs.get("boot_id") or ""}
+            # Whole requests move no KV, and a machine that does not tell its host may be on this one.
+            if other.name == name or other.is_lost or "unsplit" in (facts["home"], other.facts["home"]):
+                continue
+            if len(hosts) < 2 or "" in hosts:
+                continue
+            for closed, address in ((name, ours), (other.name, theirs)):
+                if at := closed_to_others(address):
+                    raise RequestError(
+                        f"machine {name}: it is on another host than {other.name}, and {closed} listens at {at}, which"
+                        f" only its own host reaches, so no KV could move between them; start {closed} with a --host"
+                        " that others reach (where `phasesplit serve` has started it: serve with that address)",
+                        status=409,
+                        param="facts.address",
+                        code="address_mismatch",
+                    )
 
     async def _listen(self, machine: Machine) -> None:
         """Follow a machine's reports for as long as it is worth it."""
@@ -251,6 +285,7 @@ class Fleet:
             raise RequestError(f"machine {machine.name} answers as {facts['name']}", status=409)
         if machine.is_lost or facts["epoch"] != machine.facts["epoch"]:
             self._demand_equal_layouts(machine.name, facts)
+            self._demand_ways(machine.name, facts)
             self._enlist(machine, facts)
         machine.facts, machine.heard_s = facts, self._clock.now_s()
         keys = set(facts.get("keys") or facts.get("held") or ()) | (
@@ -315,4 +350,6 @@ def _checked(facts: Any) -> str:
     kinds = {"name": str, "epoch": int, "home": str, "capacity_blocks": int}
     for name, kind in kinds.items():
         typed_field(facts, name, kind, "facts.")
+    if facts.get("context_tokens") is not None:
+        typed_field(facts, "context_tokens", int, "facts.")
     return str(facts["name"])

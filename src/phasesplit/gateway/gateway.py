@@ -121,6 +121,11 @@ class Gateway:
             choice.tell(Event.CANCELLED)
 
     @property
+    def context_tokens(self) -> int:
+        """Prompt and output tokens that the model, and every machine that serves now, take."""
+        return min(self.codec.context_tokens, self.fleet.context_tokens or self.codec.context_tokens)
+
+    @property
     def lacks(self) -> str:
         """What keeps it from serving, in words; empty while nothing does."""
         if self._is_draining:

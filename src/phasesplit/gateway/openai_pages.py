@@ -75,21 +75,23 @@ class Generation:
         gateway.enter()
         try:
             body = await read_body(scope, receive, gateway.limits)
-            held, number = gateway.dispatcher.most_tokens, gateway.number()
-            read = partial(self._read, body, number, held)
+            held, context, number = gateway.dispatcher.most_tokens, gateway.context_tokens, gateway.number()
+            read = partial(self._read, body, number, held, context)
             request, orders = await asyncio.to_thread(read) if len(body) > _LONG_BODY_BYTES else read()
             answer = Answer(number, int(gateway.clock.unix_s()), request.model)
             await Exchange(gateway.desk, request, orders, answer).serve(receive, send)
         finally:
             gateway.leave()
 
-    def _read(self, body: bytes, number: str, held: int) -> tuple[Sampled, list[Order]]:
+    def _read(self, body: bytes, number: str, held: int, context: int) -> tuple[Sampled, list[Order]]:
         """Return the request in a body, and its choices."""
         gateway = self._gateway
         request = self._parse(body, gateway.limits)
         gateway.demand_model(request.model)
-        seed = gateway.seed()
-        return request, ordered(request, gateway.codec, number=number, seed=seed, most_held_tokens=held)
+        orders = ordered(
+            request, gateway.codec, number=number, seed=gateway.seed(), context_tokens=context, most_held_tokens=held
+        )
+        return request, orders
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -105,7 +107,8 @@ def models(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
 
     async def page(request: Request) -> Response:
         gateway.demand_client(request.headers.get("authorization"))
-        listed = model_list(gateway.models, gateway.created_s)
+        context = gateway.context_tokens
+        listed = model_list(gateway.models, gateway.created_s, min(context, gateway.dispatcher.most_tokens or context))
         name = request.path_params.get("model")
         if name is not None:
             gateway.demand_model(name)

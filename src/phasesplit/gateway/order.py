@@ -67,7 +67,9 @@ class Order:
         )
 
 
-def ordered(request: Sampled, codec: Codec, *, number: str, seed: int, most_held_tokens: int) -> list[Order]:
+def ordered(
+    request: Sampled, codec: Codec, *, number: str, seed: int, context_tokens: int, most_held_tokens: int
+) -> list[Order]:
     """Return the choices of a request, n of the first prompt first.
 
     Args:
@@ -75,6 +77,7 @@ def ordered(request: Sampled, codec: Codec, *, number: str, seed: int, most_held
         codec: The model's.
         number: The request's number.
         seed: The gateway's seed for it.
+        context_tokens: Prompt and output tokens that the model, and every machine that serves now, take.
         most_held_tokens: Prompt and output tokens that a machine can hold; 0 where that is not known now.
 
     Raises:
@@ -87,9 +90,9 @@ def ordered(request: Sampled, codec: Codec, *, number: str, seed: int, most_held
     for ids, text in prompts:
         if not ids:
             raise RequestError("the prompt has no tokens", param="messages" if chat else "prompt", code="invalid_value")
-        context = min(codec.context_tokens, most_held_tokens or codec.context_tokens)
+        context = min(context_tokens, most_held_tokens or context_tokens)
         # A prompt that no machine can hold is told by the dispatcher, with the machines' figures.
-        bound = output_bound(request, len(ids), codec.context_tokens)
+        bound = output_bound(request, len(ids), context_tokens)
         if request.most_tokens is None and len(ids) < context:
             bound = context - len(ids)
         stops = frozenset() if request.ignore_eos else codec.stop_token_ids

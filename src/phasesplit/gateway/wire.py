@@ -14,6 +14,9 @@ from phasesplit.gateway.worker import Chunk, LegError, PromptTimes, Scored
 _NAME = "token_id:"
 _REFUSED = frozenset({400, 404, 413, 422})
 _FULL = frozenset({409, 429, 503})
+_STOPPED = "repetition"
+"""vLLM's word for an output that it stops because the client has told it which repetition to look for. Source: vllm
+0.32, v1/engine/__init__.py."""
 
 
 def read_chunk(answer: Mapping[str, Any], lost: Event) -> Chunk:
@@ -38,6 +41,7 @@ def read_chunk(answer: Mapping[str, Any], lost: Event) -> Chunk:
             raise ValueError(tokens)
         logprobs, prompt = choice.get("logprobs"), choice.get("prompt_logprobs")
         finish = choice.get("finish_reason")
+        finish = "stop" if finish == _STOPPED else finish
         chunk = Chunk(
             tokens,
             _scored(tokens, logprobs) if logprobs else (),

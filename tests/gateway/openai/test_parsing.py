@@ -97,6 +97,7 @@ WRONG = [
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params", "unsupported_parameter"),
+    ({"vllm_xargs": {"kv_transfer_params": "x"}}, "vllm_xargs.kv_transfer_params", "unsupported_parameter"),
     ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
 ]
 

@@ -127,5 +127,5 @@ def test_event_is_one_line() -> None:
 
 def test_models_shape() -> None:
     """A client could not list the models."""
-    entry = {"id": "m", "object": "model", "created": 1, "owned_by": "phasesplit"}
-    assert model_list(["m"], 1) == {"object": "list", "data": [entry]}
+    entry = {"id": "m", "object": "model", "created": 1, "owned_by": "phasesplit", "max_model_len": 4096}
+    assert model_list(["m"], 1, 4096) == {"object": "list", "data": [entry]}

@@ -80,7 +80,7 @@ def output_bound(request: Sampled, prompt_tokens: int, context_tokens: int) -> i
     Args:
         request: The request.
         prompt_tokens: Tokens of the choice's prompt.
-        context_tokens: Longest context that the model, and the memory of every machine it may run on, allow.
+        context_tokens: Longest context that the model, and every machine it may run on, take.
 
     Raises:
         RequestError: Prompt and output do not fit into the context.
@@ -129,6 +129,9 @@ def _check(request: Sampled, limits: Limits) -> None:
     for name, value in extras(request).items():
         if name in NOT_FOR_CLIENTS:
             raise _unsupported(name, "only the gateway may set this field")
+        if name == "vllm_xargs" and isinstance(value, dict):
+            for inner in sorted(NOT_FOR_CLIENTS & value.keys()):  # vLLM takes both places for the same
+                raise _unsupported(f"{name}.{inner}", "only the gateway may set this field")
         try:
             orjson.dumps(value)
         except TypeError:  # it reads more than it writes, and unknown fields are passed on

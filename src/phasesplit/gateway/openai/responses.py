@@ -186,12 +186,13 @@ def usage(prompt_tokens: Sequence[int], output_ids: Sequence[Sequence[int]]) -> 
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
-def model_list(names: Sequence[str], created_s: int) -> dict[str, Any]:
+def model_list(names: Sequence[str], created_s: int, context_tokens: int) -> dict[str, Any]:
     """Return the answer of /v1/models.
 
     Args:
         names: The models served.
         created_s: Whole seconds since 1970.
+        context_tokens: Longest prompt and output together; under vLLM's name for it.
     """
-    models = [{"id": name, "object": "model", "created": created_s, "owned_by": "phasesplit"} for name in names]
-    return {"object": "list", "data": models}
+    shared = {"object": "model", "created": created_s, "owned_by": "phasesplit", "max_model_len": context_tokens}
+    return {"object": "list", "data": [{"id": name, **shared} for name in names]}
