@@ -12,7 +12,7 @@ _MARK = b"phasesplit"
 _ANSWER_S = 0.5
 _LONGEST_SOCKET_PATH = 107
 """Bytes. Source: Linux, unix(7): sun_path has 108, the last of them zero."""
-_LONGEST_NAME = "prompt-63.9999999999999.line"
+_LONGEST_NAME = "0123456789ab.9999999999999.kv"
 
 
 def shared_memory() -> Finding:

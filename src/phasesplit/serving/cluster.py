@@ -14,7 +14,7 @@ from phasesplit.errors import SpecError
 from phasesplit.files.serve_files import ServedCluster
 from phasesplit.serving.children import Log
 from phasesplit.serving.listening import Listening
-from phasesplit.serving.local_workers import Surroundings, worker_commands, worker_environment
+from phasesplit.serving.local_workers import Surroundings, worker_commands, worker_environment, workers_host
 from phasesplit.serving.naming import model_name
 from phasesplit.serving.ready import Ready
 from phasesplit.serving.sockets import socket_directory
@@ -70,7 +70,7 @@ async def run_cluster(cluster: ServedCluster, model: Path, watchers: Watchers) -
     signals = _Signals()
     with socket_directory() as sockets:
         name = model_name(cluster.model)
-        around = Surroundings(listening.url, model, name, sockets)
+        around = Surroundings(listening.url, model, name, sockets, workers_host(cluster))
         supervisor = Supervisor(
             worker_commands(cluster, around),
             environment=worker_environment(cluster),

@@ -22,6 +22,7 @@ from phasesplit.engine.wire import Served
 from phasesplit.errors import SpecError
 from phasesplit.scheduling.rules import Rules
 from phasesplit.serving.calibrating import calibrated
+from phasesplit.serving.start_up import start_up_s
 from phasesplit.serving.warming import warm_up
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.layout import Greeting
@@ -143,6 +144,7 @@ class EmbeddedWorker:
             "block_tokens": layout.block_tokens,
             "threshold_tokens": link.threshold_tokens,
             "link": link.text,
+            "start_up_s": round(start_up_s(), 3),
         }
         self.worker = Worker(
             name=settings.name,

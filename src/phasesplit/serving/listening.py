@@ -15,6 +15,22 @@ _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
 
 
+ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+_ELSEWHERE = "192.0.2.1"
+"""An address that no host has. Source: RFC 5737."""
+
+
+def outward_host() -> str:
+    """Return the address at which most other hosts reach this one, that of the default route; empty without one.
+
+    Nothing is sent.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((_ELSEWHERE, 9))
+        return str(probe.getsockname()[0])
+    return ""
+
+
 class _Server(uvicorn.Server):
     """Uvicorn without its signal handlers: whoever runs the process decides what Ctrl-C means."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from phasesplit.files.rules import rules_settings
 from phasesplit.files.serve_files import BLOCK_TOKENS, ServedCluster, VllmOptions
 from phasesplit.scheduling.rules import Rules
+from phasesplit.serving.listening import ALL_ADDRESSES, outward_host
 from phasesplit.serving.supervisor import Command
 from phasesplit.transfer.chooser import ruled_tokens
 
@@ -25,17 +26,28 @@ class Surroundings:
         model: Path of the model.
         model_name: Name that clients ask for.
         sockets: Directory for Unix sockets.
+        host: Where workers listen; empty: at the address that faces the gateway.
     """
 
     gateway: str
     model: Path
     model_name: str
     sockets: str
+    host: str = ""
 
 
 def worker_commands(cluster: ServedCluster, around: Surroundings) -> dict[str, Command]:
     """Return the workers of a cluster: name to command, in the order of the pools."""
     return {name: _command(name, role, cluster, around) for name, role in cluster.workers.items()}
+
+
+def workers_host(cluster: ServedCluster) -> str:
+    """Return where a cluster's workers listen, empty for the address that faces the gateway.
+
+    With a key workers of other hosts may join, which must reach those of this host too; a gateway that listens at all
+    addresses is faced at a loopback one. Without a default route that is all there is.
+    """
+    return outward_host() if cluster.join_key and cluster.host in ALL_ADDRESSES else ""
 
 
 def worker_environment(cluster: ServedCluster) -> Mapping[str, str]:
@@ -59,6 +71,8 @@ def _command(name: str, role: str, cluster: ServedCluster, around: Surroundings)
         "--model", str(around.model), "--model-name", around.model_name, "--kv-memory", str(cluster.kv_bytes),
         "--sockets", around.sockets, "--drain", f"{cluster.drain_s:g} s", "--parent", str(os.getpid()),
     ]  # fmt: skip
+    if around.host:
+        fixed += ["--host", around.host]
     if cluster.vllm is not None:
         return _vllm_command(fixed, cluster.vllm, ruled_tokens(cluster.rules))
     for field, value in _changed(cluster.rules).items():

@@ -4,10 +4,10 @@ One thread drives it and no call waits, so the thread that computes can own it. 
 """
 
 import contextlib
+import hashlib
 import os
 import time
 from typing import Any
-from urllib.parse import quote
 
 from phasesplit.errors import TransferError
 from phasesplit.transfer.blocks import BlockPool
@@ -19,6 +19,8 @@ from phasesplit.transfer.outgoing import Outgoing
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool
 from phasesplit.transfer.tcp import TcpListener
 from phasesplit.transfer.timing import Clock, Patience
+
+_NAME_DIGITS = 12
 
 
 class Post:
@@ -71,7 +73,9 @@ class Post:
         with contextlib.ExitStack() as undo:
             listeners: list[Listener] = []
             if directory is not None:
-                path = os.path.join(directory, f"{quote(greeting.machine, safe='')}.{greeting.epoch}.kv")
+                # A path of a socket has 107 bytes at most, and names of machines may be long.
+                machine = hashlib.sha256(greeting.machine.encode()).hexdigest()[:_NAME_DIGITS]
+                path = os.path.join(directory, f"{machine}.{greeting.epoch}.kv")
                 listeners.append(SharedMemoryListener(path, pool))
                 undo.callback(listeners[-1].close)
                 self._address["unix"] = path
