@@ -24,6 +24,7 @@ from phasesplit.files.serve_files import load_served_cluster
 from phasesplit.serving import vllm_worker
 from phasesplit.serving.listening import Listening
 from phasesplit.serving.local_workers import Surroundings, worker_commands
+from phasesplit.serving.vllm_proxy import VllmProxy
 from phasesplit.serving.vllm_server import VllmServer, VllmSettings
 from phasesplit.serving.vllm_speaker import VllmSpeaker
 from phasesplit.serving.vllm_warming import between
@@ -42,6 +43,7 @@ class Server:
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
+        self.keys: set[str | None] = set()
         self.context_tokens = 2048
         self.s_per_token = S_PER_TOKEN
         self.refuses: Callable[[dict[str, Any]], int] = lambda _: 0
@@ -49,13 +51,14 @@ class Server:
     async def completions(self, request: Request) -> Response:
         body = await request.json()
         self.seen.append(body)
+        self.keys.add(request.headers.get("authorization"))
         await asyncio.sleep(self.s_per_token * len(body["prompt"]))
         status = self.refuses(body)
         return JSONResponse({"error": {"message": "it\nbroke"}} if status else {"choices": []}, status or 200)
 
     def app(self) -> Starlette:
         async def metrics(_: Request) -> Response:
-            return PlainTextResponse("")
+            return PlainTextResponse('vllm:cache_config_info{block_size="32",num_gpu_blocks="99"} 1.0\n')
 
         async def models(_: Request) -> Response:
             return JSONResponse({"data": [{"max_model_len": self.context_tokens}]})
@@ -211,9 +214,13 @@ def test_a_server_that_hangs_is_no_worker(tmp_path: Path) -> None:
         warmed(server, tmp_path, greeting(), start_s=0.3)
 
 
-def test_a_worker_is_warm_when_it_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong if the gateway sends requests to a worker whose server has not had its first ones."""
-    server, seen = Server(), []
+def run_worker(server: Server, directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Run a worker until it is announced; return its facts then, with the keys that it calls its server and others by.
+
+    `first_requests` is how many the server has had by then.
+    """
+    announced: list[dict[str, Any]] = []
+    keys: dict[str, str] = {}
 
     class Process(VllmServer):
         async def start(self, _: aiohttp.ClientSession) -> None:
@@ -224,15 +231,39 @@ def test_a_worker_is_warm_when_it_is_announced(tmp_path: Path, monkeypatch: pyte
         async def stop(self) -> None:
             await self.listening.stop()
 
-    def ready(_: dict[str, Any]) -> None:
-        seen.append(len(server.seen))
+    class Proxy(VllmProxy):
+        def __init__(self, speaker: VllmSpeaker, peers: aiohttp.ClientSession) -> None:
+            super().__init__(speaker, peers)
+            keys.update(own=speaker.session.headers["Authorization"], others=peers.headers["Authorization"])
+
+    def ready(facts: dict[str, Any]) -> None:
+        announced.append(facts | keys | {"first_requests": len(server.seen)})
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)  # the worker takes it by then
 
     monkeypatch.setattr(vllm_worker, "VllmServer", Process)
-    place = WorkerPlace(host="127.0.0.1", port=0, gateway=None, join_key=None, key=None, drain_s=1.0)
-    running = vllm_worker.run_vllm_worker(settings_for(tmp_path), place, ready=ready, say=print)
+    monkeypatch.setattr(vllm_worker, "VllmProxy", Proxy)
+    place = WorkerPlace(host="127.0.0.1", port=0, gateway=None, join_key="a-key", key="a-key", drain_s=1.0)
+    running = vllm_worker.run_vllm_worker(settings_for(directory), place, ready=ready, say=print)
     assert asyncio.run(running) == 0
-    assert seen == [3]
+    return announced
+
+
+def test_a_worker_is_warm_when_it_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong if the gateway sends requests to a worker whose server has not had its first ones."""
+    (facts,) = run_worker(Server(), tmp_path, monkeypatch)
+    assert facts["first_requests"] == 3
+    assert facts["start_up_s"] > 0
+
+
+def test_vllm_is_called_by_its_own_key_and_others_by_the_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong if a worker cannot ask its own server, or shows the server's key to other machines."""
+    server = Server()
+    (facts,) = run_worker(server, tmp_path, monkeypatch)
+    assert server.keys == {facts["own"]}
+    assert facts["others"] == "Bearer a-key"
+    assert facts["own"] != facts["others"]
 
 
 def test_times_between_those_measured() -> None:

@@ -1,6 +1,7 @@
 """The process beside a vLLM server, with a server that only pretends."""
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
@@ -27,8 +28,10 @@ from phasesplit.serving.local_workers import Surroundings, worker_commands
 from phasesplit.serving.vllm_legs import Leg, Legs
 from phasesplit.serving.vllm_metrics import read_figures
 from phasesplit.serving.vllm_proxy import VllmProxy
-from phasesplit.serving.vllm_server import VllmServer, VllmSettings, command, demand_vllm
+from phasesplit.serving.vllm_server import VllmServer, VllmSettings, command, demand_vllm, environment
 from phasesplit.serving.vllm_speaker import VllmSpeaker
+from phasesplit.serving.vllm_worker import run_vllm_worker
+from phasesplit.serving.worker import WorkerPlace
 
 METRICS = """# HELP vllm:num_requests_running Number of requests
 vllm:num_requests_running{engine="0",model_name="m"} 2.0
@@ -55,20 +58,34 @@ class FakeVllm:
         self.gate = asyncio.Event()
         self.gate.set()
         self.handover: dict[str, Any] | None = None
+        self.metrics, self.metrics_status = METRICS, 200
+        self.breaks = False
+        self.headers: dict[str, str] = {}
+
+    def refusal(self, request: Request) -> Response | None:
+        is_known = request.headers.get("authorization") == self.headers["Authorization"]
+        return None if is_known else JSONResponse({"error": "Unauthorized"}, 401)
 
     async def completions(self, request: Request) -> Response:
+        if (refused := self.refusal(request)) is not None:
+            return refused
         body = await request.json()
         self.seen.append(body)
         if not body.get("stream"):
             choice = {"index": 0, "text": "", "token_ids": [self.first], "finish_reason": "length", "logprobs": None}
             return JSONResponse({"choices": [choice], "kv_transfer_params": self.handover})
-        return StreamingResponse(self._chunks(), media_type="text/event-stream")
+        return StreamingResponse(self._chunks(body), media_type="text/event-stream")
 
-    async def _chunks(self) -> AsyncIterator[str]:
+    async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[str]:
         try:
             await self.gate.wait()
+            if self.breaks:
+                yield 'data: {"choices": [{"index": 0, "token_ids": []}]}\n\n'
+                raise ConnectionError
             for place, token in enumerate((5, 6)):
                 choice = {"index": 0, "token_ids": [token], "finish_reason": "length" if place else None}
+                if body.get("return_token_ids") and not place:
+                    choice["prompt_token_ids"] = body["prompt"]
                 yield f"data: {json.dumps({'choices': [choice]})}\n\n"
             yield "data: [DONE]\n\n"
         except asyncio.CancelledError:
@@ -77,10 +94,10 @@ class FakeVllm:
 
     def app(self) -> Starlette:
         async def metrics(_: Request) -> Response:
-            return PlainTextResponse(METRICS)
+            return PlainTextResponse(self.metrics, self.metrics_status)
 
-        async def models(_: Request) -> Response:
-            return JSONResponse({"data": [{"max_model_len": 2048}]})
+        async def models(request: Request) -> Response:
+            return self.refusal(request) or JSONResponse({"data": [{"max_model_len": 2048}]})
 
         return Starlette(
             routes=[
@@ -101,14 +118,16 @@ class Side:
             name=name, epoch=7, home="mixed", model="m", models=("m",), sockets=str(directory), connector=connector
         )
         self.server = VllmServer(settings, "")
-        self.speaker = VllmSpeaker(settings, self.server, session, str(directory / f"{name}.line"))
+        self.vllm.headers = self.server.headers
+        own = self.own_session = aiohttp.ClientSession(headers=self.server.headers)
+        self.speaker = VllmSpeaker(settings, self.server, own, str(directory / f"{name}.line"))
         self.listening, self._vllm_listening = Listening("127.0.0.1", 0), Listening("127.0.0.1", 0)
 
     async def start(self) -> None:
         await self._vllm_listening.start(self.vllm.app())
         self.server.url = self._vllm_listening.url
         await self.speaker.start(self.listening.url)
-        proxy = VllmProxy(self.speaker, None)
+        proxy = self.proxy = VllmProxy(self.speaker, self.session)
         routes = [
             Route("/v1/completions", proxy, methods=["POST"]), Route("/handover", proxy.handover, methods=["POST"]),
         ]  # fmt: skip
@@ -116,6 +135,7 @@ class Side:
 
     async def stop(self) -> None:
         self.speaker.close()
+        await self.own_session.close()
         await self.listening.stop()
         await self._vllm_listening.stop()
 
@@ -174,6 +194,7 @@ def test_what_is_held_and_pending() -> None:
     legs.end(prompt)
     token.tokens = 7
     assert legs.held_tokens() == {"a": 100, "b": 57}
+    assert (sorted(legs.keys()), len(legs)) == (["a", "b"], 2)
     legs.left("a")
     early = Leg("c", 9, sends=True)
     legs.begin(early)
@@ -256,8 +277,12 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, kv: Any, connector: st
     run(tmp_path, test, connector)
 
 
-def test_whole_requests_go_to_vllm_as_they_are(tmp_path: Path) -> None:
-    """Wrong if an unsplit request carries words that only split ones mean, or prompt log-probabilities are refused."""
+@pytest.mark.parametrize(("connector", "kv"), [("phasesplit", {"key": "w"}), ("nixl", None), ("none", None)])
+def test_whole_requests_go_to_vllm_as_they_are(tmp_path: Path, connector: str, kv: Any) -> None:
+    """Wrong if an unsplit request carries words that only split ones mean, or prompt log-probabilities are refused.
+
+    Our connector is told its key, and says when its prompt phase begins.
+    """
 
     async def test(prompt: Side, _: Side) -> None:
         status, text = await prompt.post({"key": "w", "epoch": 7}, stream=True, prompt_logprobs=1, stream_options={})
@@ -265,9 +290,10 @@ def test_whole_requests_go_to_vllm_as_they_are(tmp_path: Path) -> None:
         assert text.startswith("data: {")
         assert text.endswith("data: [DONE]\n\n")
         (seen,) = prompt.vllm.seen
-        assert (seen["stream"], "stream_options" in seen, "kv_transfer_params" in seen) == (False, False, False)
+        assert (seen["stream"], "stream_options" in seen) == (False, False)
+        assert seen.get("kv_transfer_params") == kv
 
-    run(tmp_path, test)
+    run(tmp_path, test, connector)
 
 
 def test_a_client_that_goes_away_ends_the_request(tmp_path: Path) -> None:
@@ -301,10 +327,119 @@ def test_facts_are_vllms(tmp_path: Path) -> None:
     async def test(prompt: Side, _: Side) -> None:
         facts = prompt.speaker.facts()
         assert (facts["capacity_blocks"], facts["used_blocks"], facts["block_tokens"]) == (728, 182, 32)
-        assert (facts["context_tokens"], facts["waiting_prompts"], facts["running"]) == (2048, 3, 2)
+        assert (facts["context_tokens"], facts["waiting_prompts"], facts["running"]) == (2048, 2, 2)
         assert facts["address"]["http"] == prompt.listening.url
         assert facts["figures_age_s"] < 5
         assert json.dumps(facts)
+
+    run(tmp_path, test)
+
+
+def test_figures_that_do_not_come_grow_old(tmp_path: Path) -> None:
+    """Wrong if a page of an error is read as a machine that has nothing to do."""
+
+    async def test(prompt: Side, _: Side) -> None:
+        prompt.vllm.metrics, prompt.vllm.metrics_status = "no", 500
+        since = asyncio.get_running_loop().time()
+        while prompt.speaker.facts()["figures_age_s"] < 1.0:
+            assert asyncio.get_running_loop().time() < since + 5
+            await asyncio.sleep(0.05)
+        assert prompt.speaker.facts()["capacity_blocks"] == 728
+
+    run(tmp_path, test)
+
+
+def test_a_server_without_figures_is_refused(tmp_path: Path) -> None:
+    """Wrong if --disable-log-stats leads to a machine without KV, and a refusal that nobody understands."""
+
+    async def test(prompt: Side, _: Side) -> None:
+        prompt.vllm.metrics = "python_info 1.0\n"
+        with pytest.raises(SpecError, match="it must run without --disable-log-stats"):
+            await prompt.speaker.start(prompt.listening.url)
+        prompt.vllm.headers = {"Authorization": "Bearer another"}
+        with pytest.raises(SpecError, match="vLLM does not say what it serves: ClientResponseError 401"):
+            await prompt.speaker.start(prompt.listening.url)
+
+    run(tmp_path, test)
+
+
+def test_long_prompts_get_through(tmp_path: Path) -> None:
+    """Wrong if vLLM's first event, which repeats the prompt's ids, is too long a line for the worker beside it."""
+
+    async def test(prompt: Side, _: Side) -> None:
+        ids = [100_000 + place for place in range(60_000)]
+        status, text = await prompt.post({}, stream=True, prompt=ids, return_token_ids=True)
+        events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        choices = [event["choices"][0] for event in events]
+        assert (status, [choice["token_ids"] for choice in choices]) == (200, [[5], [6]])
+        assert "prompt_token_ids" not in choices[0]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("how", ["too long a line", "not JSON", "broken off"])
+def test_an_answer_that_cannot_be_read_is_a_failed_leg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Wrong if the gateway sees a server error of the worker, headers a second time, or an answer that ends well."""
+
+    async def test(prompt: Side, _: Side) -> None:
+        body = json.dumps({"prompt": [1], "stream": True}).encode()
+        asked, sent = [{"type": "http.request", "body": body}], []
+
+        async def receive() -> Any:
+            return asked.pop() if asked else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        if how == "too long a line":
+            monkeypatch.setattr("phasesplit.gateway.http_worker._LINE_BYTES", 10)
+            monkeypatch.setattr(prompt.vllm, "_chunks", lambda _: _pieces("data: {and no end"))
+        elif how == "not JSON":
+            monkeypatch.setattr(prompt.vllm, "_chunks", lambda _: _pieces("data: {broken\n\n"))
+        else:
+            prompt.vllm.breaks = True
+        await prompt.proxy({"type": "http"}, receive, send)
+        starts = [message["status"] for message in sent if message["type"] == "http.response.start"]
+        is_whole = not sent[-1].get("more_body", False)
+        assert (starts, is_whole) == (([200], False) if how == "broken off" else ([502], True))
+
+    run(tmp_path, test)
+
+
+async def _pieces(*pieces: str) -> AsyncIterator[str]:
+    for piece in pieces:
+        yield piece
+
+
+def test_handovers_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong if whoever has the cluster's key can fill a worker's memory, or let calls wait there for ever."""
+    monkeypatch.setattr(vllm_proxy, "_AGREE_S", 0.2)
+
+    async def test(_: Side, token: Side) -> None:
+        async def told(body: Any) -> int:
+            async with token.session.post(f"{token.listening.url}/handover", data=body) as answer:
+                return answer.status
+
+        for body in (b"", b"[]", b"{", b"{}", b'{"key": 3}', b'{"key": "k", "params": [1]}'):
+            assert await told(body) == 400, body
+        assert await told(io.BytesIO(b" " * (16 << 20) + b"{}")) == 413
+        assert await asyncio.wait_for(told(b'{"key": "k", "within_s": 1e9}'), 5) == 504
+
+    run(tmp_path, test)
+
+
+def test_a_worker_drains_until_its_kv_has_left(tmp_path: Path) -> None:
+    """Wrong if a machine that is told to stop takes KV with it that another one is still fetching."""
+
+    async def test(prompt: Side, _: Side) -> None:
+        leg = Leg("k", 9, sends=True, tokens=1)
+        prompt.speaker.legs.begin(leg)
+        prompt.speaker.legs.end(leg)
+        assert not await prompt.speaker.drained(0.1)
+        prompt.speaker.tell({"kv_left": "k"})
+        assert await prompt.speaker.drained(5.0)
 
     run(tmp_path, test)
 
@@ -379,6 +514,29 @@ def test_the_command_of_vllm() -> None:
         VllmSettings(**given, connector="none")
     with pytest.raises(SpecError, match="connector"):
         VllmSettings(**given, connector="nix")
+
+
+def test_vllm_has_a_key_of_its_own() -> None:
+    """Wrong if other users of the host may ask vLLM itself, or a key in the user's shell locks its own worker out."""
+    given = {"name": "n", "epoch": 3, "home": "token", "model": "dir", "models": ("m",), "sockets": "/run"}
+    settings = VllmSettings(**given, environment={"VLLM_API_KEY": "the-user's"}, transfer_host="10.0.0.2")
+    found = environment(settings, 81, "ours")
+    assert (found["VLLM_API_KEY"], found["VLLM_NIXL_SIDE_CHANNEL_HOST"]) == ("ours", "10.0.0.2")
+    servers = VllmServer(settings, ""), VllmServer(settings, "")
+    assert servers[0].headers != servers[1].headers
+    with pytest.raises(SpecError, match="--api-key: vLLM gets a key of its worker's"):
+        VllmSettings(**given, arguments=("--api-key=x",))
+
+
+def test_long_names_fit(tmp_path: Path) -> None:
+    """Wrong if a worker on a host with a long name cannot make its socket."""
+    settings = VllmSettings(
+        name="n" * 128, epoch=int(time.time() * 1000), home="token", model="m", models=("m",), sockets=str(tmp_path),
+        python="/nowhere/python",
+    )  # fmt: skip
+    place = WorkerPlace(host="127.0.0.1", port=0, gateway=None, join_key=None, key=None, drain_s=1.0)
+    with pytest.raises(SpecError, match="/nowhere/python: No such file"):
+        asyncio.run(run_vllm_worker(settings, place, ready=lambda _: None, say=lambda _: None))
 
 
 def test_an_interpreter_without_vllm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

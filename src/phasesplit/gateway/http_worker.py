@@ -70,7 +70,7 @@ class HttpWorker:
             ) as response:
                 if response.status != 200:
                     raise read_error(_json(await response.read()), response.status, lost)
-                async for line in _lines(response.content):
+                async for line in answer_lines(response.content):
                     if line.startswith(b"data: {"):
                         yield read_chunk(orjson.loads(line[6:]), lost)
 
@@ -84,7 +84,7 @@ class HttpWorker:
             async with self._session.get(f"{self.url}/events", timeout=self._answer) as response:
                 if response.status != 200:
                     raise read_error(_json(await response.read()), response.status, Event.TOKEN_LOST)
-                async for line in _lines(response.content):
+                async for line in answer_lines(response.content):
                     if line:
                         yield orjson.loads(line)
 
@@ -132,8 +132,12 @@ class HttpWorker:
                 return answer
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Iterate over the whole lines of an answer as they come; many may come at once."""
+async def answer_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Iterate over the whole lines of an answer as they come; many may come at once.
+
+    Raises:
+        ValueError: A line is longer than 16 MiB.
+    """
     rest = b""
     while part := await content.readany():
         *lines, rest = (rest + part).split(b"\n")

@@ -13,6 +13,7 @@ class Leg:
         sends: Its KV leaves when its prompt is computed, and has not left.
         awaits: Its KV comes from another machine.
         tokens: Output tokens so far.
+        answers: Its answer has begun.
     """
 
     key: str
@@ -20,6 +21,7 @@ class Leg:
     sends: bool = False
     awaits: bool = False
     tokens: int = 0
+    answers: bool = False
 
 
 class Legs:
@@ -30,7 +32,7 @@ class Legs:
         self._kept: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._legs)
+        return len(self._legs) + len(self._kept)
 
     def begin(self, leg: Leg) -> None:
         """Take note of a request."""

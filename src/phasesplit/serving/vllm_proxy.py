@@ -15,14 +15,17 @@ from starlette.responses import Response
 
 from phasesplit.engine.server_completions import Receive, Scope, Send, read_body
 from phasesplit.errors import RequestError
+from phasesplit.gateway.http_worker import answer_lines
+from phasesplit.gateway.typed import typed_field
 from phasesplit.serving.vllm_legs import Leg
 from phasesplit.serving.vllm_meetings import Meetings
 from phasesplit.serving.vllm_speaker import VllmSpeaker
 
 _AGREE_S = 5.0
-"""How long a prompt machine that has its first token waits for the token machine's; one that has given up says so."""
+"""How long a prompt machine that has its first token waits for the token machine's, which waits no longer itself."""
 _HANDOVER_S = 120.0
 """How long a token machine waits to be told where to fetch KV."""
+_JSON = {"Content-Type": "application/json"}
 _NIXL = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
@@ -35,12 +38,11 @@ class VllmProxy:
 
     Args:
         speaker: The worker.
-        key: What the worker of the other side has to be shown, or None.
+        peers: For calls to the workers of other sides.
     """
 
-    def __init__(self, speaker: VllmSpeaker, key: str | None) -> None:
-        self._speaker, self._meetings = speaker, Meetings()
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+    def __init__(self, speaker: VllmSpeaker, peers: aiohttp.ClientSession) -> None:
+        self._speaker, self._peers, self._meetings = speaker, peers, Meetings()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -77,22 +79,23 @@ class VllmProxy:
 
     async def handover(self, request: Request) -> Response:
         """Take what a prompt machine hands over; answer with our first token, 504 where there is none in time."""
-        told = orjson.loads(await request.body())
-        with self._meetings.at(str(told["key"])) as meeting:
-            meeting.hand_over(told.get("params") or {})
+        try:
+            told = _object(await read_body(request.receive) or b"")
+            key, params = typed_field(told, "key", str), _object_in(told, "params")
+        except RequestError as problem:
+            return _error(problem.status, str(problem), problem.code)
+        with self._meetings.at(key) as meeting:
+            meeting.hand_over(params)
             try:
-                first = await asyncio.wait_for(asyncio.shield(meeting.first), float(told["within_s"]))
+                first = await asyncio.wait_for(asyncio.shield(meeting.first), _AGREE_S)
             except TimeoutError:
                 first = None
         return _error(504, "there is no first token yet", None) if first is None else _json(200, first)
 
     def _checked(self, text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a body, and what it says of KV."""
-        try:
-            body = orjson.loads(text)
-            params = dict(body.get("kv_transfer_params") or {})
-        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError):
-            raise RequestError("the body is not a JSON object") from None
+        body = _object(text)
+        params = _object_in(body, "kv_transfer_params")
         epoch, speaker = params.get("epoch"), self._speaker
         if epoch is not None and epoch != speaker.epoch:
             raise RequestError(
@@ -115,6 +118,8 @@ class VllmProxy:
         is_nixl = self._speaker.settings.connector == "nixl"
         if not leg.sends and not leg.awaits:
             body.pop("kv_transfer_params", None)
+            if leg.key and self._speaker.settings.connector == "phasesplit":
+                body["kv_transfer_params"] = {"key": leg.key}  # the connector says when the prompt phase begins
         if leg.sends:
             if is_nixl:
                 body["kv_transfer_params"] = _NIXL
@@ -126,23 +131,25 @@ class VllmProxy:
                 if leg.awaits and is_nixl:
                     body["kv_transfer_params"] = await asyncio.wait_for(meeting.handover, _HANDOVER_S)
                 await self._stream(leg, body, send, meeting.tell_first)
-            except (aiohttp.ClientError, TimeoutError, OSError) as problem:
-                if not leg.tokens:
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
+                # An answer that has begun ends without its end, which whoever reads it takes for the loss that it is.
+                if not leg.answers:
                     await _error(502, f"vLLM: {type(problem).__name__} {problem}", None)(scope, receive, send)
             finally:
                 meeting.tell_first(None)
 
     async def _prompt_leg(self, leg: Leg, body: dict[str, Any], params: dict[str, Any]) -> Response:
-        status, answer = await self._call(f"{self._speaker.server.url}/v1/completions", body)
+        status, answer = await _call(self._speaker.session, f"{self._speaker.server.url}/v1/completions", body)
         if status != 200 or not answer.get("choices"):
             return _json(status, answer)
         leg.tokens = 1
         choice = answer["choices"][0]
-        told = {"key": leg.key, "params": answer.pop("kv_transfer_params", None), "within_s": _AGREE_S}
+        _drop_prompt(answer)
+        told = {"key": leg.key, "params": answer.pop("kv_transfer_params", None)}
         url = str((params.get("address") or {}).get("http") or "")
         if not url:
             return _json(200, answer)
-        status, theirs = await self._call(f"{url}/handover", told, within_s=_AGREE_S + 1.0)
+        status, theirs = await _call(self._peers, f"{url}/handover", told, within_s=_AGREE_S + 1.0)
         if status == 200 and theirs.get("token_ids"):
             tokens = len(theirs["token_ids"])
             choice |= {"token_ids": theirs["token_ids"][:1], "text": "", "logprobs": _first_of(theirs.get("logprobs"))}
@@ -150,18 +157,6 @@ class VllmProxy:
             if self._speaker.settings.connector == "nixl":
                 self._speaker.tell({"kv_left": leg.key})
         return _json(200, answer)
-
-    async def _call(self, url: str, body: dict[str, Any], within_s: float | None = None) -> tuple[int, dict[str, Any]]:
-        """Post JSON; return status and answer, 502 where there is none."""
-        try:
-            async with self._speaker.session.post(
-                url, data=orjson.dumps(body), headers=self._headers | {"Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=within_s),
-            ) as response:  # fmt: skip
-                answer = orjson.loads(await response.read())
-                return response.status, answer if isinstance(answer, dict) else {}
-        except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as problem:
-            return 502, {"error": {"message": f"vLLM: {type(problem).__name__} {problem}", "type": "server_error"}}
 
     async def _stream(self, leg: Leg, body: dict[str, Any], send: Send, tell_first: Any) -> None:
         """Pass an answer on as it comes."""
@@ -172,22 +167,27 @@ class VllmProxy:
             body.pop("stream_options", None)
         async with self._speaker.session.post(
             f"{self._speaker.server.url}/v1/completions", data=orjson.dumps(body),
-            headers={"Content-Type": "application/json"}, timeout=aiohttp.ClientTimeout(total=None),
+            headers=_JSON, timeout=aiohttp.ClientTimeout(total=None),
         ) as response:  # fmt: skip
             if response.status != 200 or not body.get("stream"):
                 answer = await response.read()
                 is_event = in_one_piece and response.status == 200
+                leg.answers = True
                 await _start(send, response.status, b"text/event-stream" if is_event else b"application/json")
                 await _body(send, b"data: " + answer + b"\n\ndata: [DONE]\n\n" if is_event else answer, more=False)
                 return
-            has_begun = False
-            async for line in response.content:
+            async for line in answer_lines(response.content):
+                if not line:
+                    continue
+                event = line
                 if line.startswith(b"data: {"):
-                    self._hear(leg, orjson.loads(line[6:]), tell_first)
-                if not has_begun:
-                    has_begun = True
+                    chunk = orjson.loads(line[6:])
+                    self._hear(leg, chunk, tell_first)
+                    event = b"data: " + orjson.dumps(chunk) if _drop_prompt(chunk) else line
+                if not leg.answers:
+                    leg.answers = True
                     await _start(send, 200, b"text/event-stream")
-                await _body(send, line, more=True)
+                await _body(send, event + b"\n\n", more=True)
             await _body(send, b"", more=False)
 
     def _hear(self, leg: Leg, chunk: dict[str, Any], tell_first: Any) -> None:
@@ -198,6 +198,48 @@ class VllmProxy:
                     self._speaker.tell({"kv_ready": leg.key})
                 tell_first(choice)
             leg.tokens += tokens
+
+
+async def _call(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], within_s: float | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Post JSON; return status and answer, 502 where there is none."""
+    try:
+        async with session.post(
+            url, data=orjson.dumps(body), headers=_JSON, timeout=aiohttp.ClientTimeout(total=within_s)
+        ) as response:
+            answer = orjson.loads(await response.read())
+            return response.status, answer if isinstance(answer, dict) else {}
+    except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as problem:
+        return 502, {"error": {"message": f"vLLM: {type(problem).__name__} {problem}", "type": "server_error"}}
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body is, or raise a RequestError."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError("the body is not a JSON object")
+    return found
+
+
+def _object_in(told: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an object's field that is an object too, an empty one where it is left out; or raise a RequestError."""
+    found = told.get(name) or {}
+    if not isinstance(found, dict):
+        raise RequestError(f"{name}: allowed is an object", param=name)
+    return found
+
+
+def _drop_prompt(answer: dict[str, Any]) -> bool:
+    """Take the prompt's ids, which nobody reads, out of an answer; return whether they were there.
+
+    vLLM tells them with those of the output (`return_token_ids`), in the first event of a stream.
+    """
+    found = [choice.pop("prompt_token_ids", None) for choice in answer.get("choices") or ()]
+    return any(ids is not None for ids in found)
 
 
 def _first_of(logprobs: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -69,6 +70,8 @@ class VllmSettings:
             raise SpecError.unknown("connector", self.connector, CONNECTORS)
         if self.connector == "none" and self.home in ("prompt", "token"):
             raise SpecError.bad(f"connector of a {self.home} machine", "none", "phasesplit or nixl")
+        if any(part.partition("=")[0] == "--api-key" for part in self.arguments):
+            raise SpecError("--api-key: vLLM gets a key of its worker's; keys of the cluster are the gateway's")
 
 
 def demand_vllm(python: str) -> None:
@@ -126,12 +129,13 @@ def _transfer(settings: VllmSettings, line: str) -> dict[str, Any]:
     }
 
 
-def environment(settings: VllmSettings, side_port: int) -> dict[str, str]:
-    """Return what the server finds in its environment; what is set already stays.
+def environment(settings: VllmSettings, side_port: int, key: str) -> dict[str, str]:
+    """Return what the server finds in its environment; what is set already stays, but for the key.
 
     Args:
         settings: What the worker is told.
         side_port: A free port, for NIXL's handshakes.
+        key: What its callers have to bring.
     """
     usual = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # each server would bind to the same cores
@@ -139,7 +143,7 @@ def environment(settings: VllmSettings, side_port: int) -> dict[str, str]:
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
         "VLLM_NO_USAGE_STATS": "1",
     }
-    return usual | dict(settings.environment)
+    return usual | dict(settings.environment) | {"VLLM_API_KEY": key}
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -158,12 +162,15 @@ class VllmServer:
 
     Attributes:
         url: Where it listens.
+        headers: What calls to it have to bring: other users of this host reach it too.
         error: Why it serves no more; None while it does.
     """
 
     def __init__(self, settings: VllmSettings, line: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
+        self._key = secrets.token_urlsafe()
+        self.headers = {"Authorization": f"Bearer {self._key}"}
         self.error: Exception | None = None
         self._settings = settings
         self._command = command(settings, port, line)
@@ -182,7 +189,7 @@ class VllmServer:
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),  # our standard output is for the announcement
-                env=environment(self._settings, free_port(self._settings.transfer_host)),
+                env=environment(self._settings, free_port(self._settings.transfer_host), self._key),
                 process_group=0,
                 preexec_fn=partial(end_with_parent, os.getpid()),
             )

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
+import orjson
 
 from phasesplit._version import __version__
 from phasesplit.domain.link import Link
 from phasesplit.engine.server_feed import Feed
+from phasesplit.errors import SpecError
 from phasesplit.serving.vllm_legs import Legs
 from phasesplit.serving.vllm_line import ConnectorLine
 from phasesplit.serving.vllm_metrics import Figures, read_figures
@@ -19,6 +21,7 @@ from phasesplit.serving.vllm_warming import FirstRequests, between
 from phasesplit.transfer.calibration import link_text
 from phasesplit.transfer.chooser import threshold_tokens
 from phasesplit.transfer.layout import KvLayout
+from phasesplit.transfer.links import boot_id
 
 _LOOK_S = 0.5
 _STALE_S = 30.0
@@ -34,6 +37,9 @@ class VllmSpeaker:
         server: Its vLLM.
         session: For calls to it.
         line: Path of the socket that its connector reports to.
+
+    Attributes:
+        start_up_s: Seconds from the start of this process until it served, None before.
     """
 
     def __init__(self, settings: VllmSettings, server: VllmServer, session: aiohttp.ClientSession, line: str) -> None:
@@ -44,6 +50,7 @@ class VllmSpeaker:
         self.legs = Legs()
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.url = ""
+        self.start_up_s: float | None = None
         self._hello: dict[str, Any] = {}
         self._threshold_tokens: int | None = None
         self._link = ""
@@ -72,11 +79,18 @@ class VllmSpeaker:
 
         Args:
             url: Where others reach this worker.
+
+        Raises:
+            SpecError: It does not say what it is.
         """
         self.url = url
-        async with self.session.get(f"{self.server.url}/v1/models") as answer:
-            self._context_tokens = (await answer.json())["data"][0]["max_model_len"]
-        await self._look()
+        try:
+            self._context_tokens = orjson.loads(await self._page("/v1/models"))["data"][0]["max_model_len"]
+            await self._look()
+        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
+            raise SpecError(f"vLLM does not say what it serves: {type(problem).__name__} {problem}") from None
+        if not self._figures.blocks:
+            raise SpecError("vLLM's /metrics does not tell its KV blocks; it must run without --disable-log-stats")
         self._looking = asyncio.create_task(self._keep_looking())
 
     async def warm_up(self) -> None:
@@ -116,7 +130,7 @@ class VllmSpeaker:
                 {"engine": "vllm", "connector": self.settings.connector, "block_tokens": figures.block_tokens},
             ),
             # Where the other machine's worker calls, see `vllm_meetings`.
-            "address": {**self._hello.get("address", {}), "http": self.url},
+            "address": {"boot_id": boot_id(), **self._hello.get("address", {}), "http": self.url},
             "threshold_tokens": self._threshold_tokens,
             "measured_link": self._hello.get("link"),
             "link": self._link,
@@ -124,7 +138,7 @@ class VllmSpeaker:
             "context_tokens": self._context_tokens,
             "capacity_blocks": figures.blocks,
             "used_blocks": round(figures.used_share * figures.blocks),
-            "waiting_prompts": figures.waiting,
+            "waiting_prompts": max(0, figures.waiting - figures.awaiting_kv),
             "running": figures.running,
             "keys": legs.keys(),
             "held": {key: -(-tokens // size) for key, tokens in legs.held_tokens().items()},
@@ -139,6 +153,7 @@ class VllmSpeaker:
                 "prompt_tokens": figures.prompt_tokens, "fetched_tokens": figures.fetched_tokens,
             },
             "started_s": self.started_s,
+            "start_up_s": self.start_up_s,
             "memory_bytes": self._memory_bytes,
             "pid": os.getpid(),
             "version": __version__,
@@ -203,7 +218,11 @@ class VllmSpeaker:
                 continue  # the age of the figures shows it
 
     async def _look(self) -> None:
-        times = aiohttp.ClientTimeout(total=_CALL_S)
-        async with self.session.get(f"{self.server.url}/metrics", timeout=times) as answer:
-            self._figures = read_figures(await answer.text())
+        self._figures = read_figures(await self._page("/metrics"))
         self._looked_s = time.monotonic()
+
+    async def _page(self, path: str) -> str:
+        """Return a page of the server, or raise what aiohttp raises."""
+        times = aiohttp.ClientTimeout(total=_CALL_S)
+        async with self.session.get(f"{self.server.url}{path}", timeout=times, raise_for_status=True) as answer:
+            return await answer.text()

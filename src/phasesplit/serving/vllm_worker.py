@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from phasesplit.engine.server import speaker_app
 from phasesplit.serving.listening import Listening
+from phasesplit.serving.start_up import start_up_s
 from phasesplit.serving.vllm_proxy import VllmProxy
 from phasesplit.serving.vllm_server import VllmServer, VllmSettings
 from phasesplit.serving.vllm_speaker import VllmSpeaker
@@ -33,21 +34,26 @@ async def run_vllm_worker(
     Raises:
         SpecError: vLLM does not start or does not serve, or the address cannot be had.
     """
-    line = os.path.join(settings.sockets, f"{settings.name}.{settings.epoch}.line")
+    line = os.path.join(settings.sockets, f"{os.getpid()}.{settings.epoch}.line")
     server = VllmServer(settings, line)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=server.headers) as session,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as peers,
+    ):
         speaker = VllmSpeaker(settings, server, session, line)
         try:
             await server.start(session)
             listening = Listening(place.host, place.port)
             await speaker.start(place.url(listening))
             await speaker.warm_up()
-            proxy = VllmProxy(speaker, place.key)
+            proxy = VllmProxy(speaker, peers)
             computing = [
                 Route("/v1/completions", proxy, methods=["POST"]),
                 Route("/handover", proxy.handover, methods=["POST"]),
             ]
             await listening.start(speaker_app(speaker, computing, key=place.key))
+            speaker.start_up_s = round(start_up_s(), 3)
             return await live(speaker, place, listening, ready=ready, say=say)
         finally:
             speaker.close()
