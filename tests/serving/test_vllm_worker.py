@@ -521,6 +521,7 @@ def test_vllm_has_a_key_of_its_own() -> None:
     given = {"name": "n", "epoch": 3, "home": "token", "model": "dir", "models": ("m",), "sockets": "/run"}
     settings = VllmSettings(**given, environment={"VLLM_API_KEY": "the-user's"}, transfer_host="10.0.0.2")
     found = environment(settings, 81, "ours")
+    assert found["VLLM_RPC_BASE_PATH"] == settings.sockets, "killed servers would fill the system's temporary directory"
     assert (found["VLLM_API_KEY"], found["VLLM_NIXL_SIDE_CHANNEL_HOST"]) == ("ours", "10.0.0.2")
     servers = VllmServer(settings, ""), VllmServer(settings, "")
     assert servers[0].headers != servers[1].headers

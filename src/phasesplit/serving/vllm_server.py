@@ -142,6 +142,7 @@ def environment(settings: VllmSettings, side_port: int, key: str) -> dict[str, s
         "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.transfer_host,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": settings.sockets,  # a server that is killed leaves its sockets behind
     }
     return usual | dict(settings.environment) | {"VLLM_API_KEY": key}
 
