@@ -37,7 +37,7 @@ def open_channel(address: Address, our_boot_id: str, memory: NixlMemory | None =
 
     Raises:
         OSError: No way is open.
-        ValueError: This is no address.
+        ValueError, TypeError, OverflowError: This is no address.
     """
     path, nixl, tcp = address.get("unix"), address.get("nixl") if memory else None, address.get("tcp")
     if path and our_boot_id and address.get("boot_id") == our_boot_id:
@@ -96,7 +96,7 @@ class Link:
         self._late_from_s = now_s + patience_s
         try:
             self._channel = open_channel(address, our_boot_id, memory)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, OverflowError) as error:
             sender.lost(f"{peer} is not reachable: {error}")
 
     @property

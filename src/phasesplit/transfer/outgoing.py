@@ -7,6 +7,7 @@ from phasesplit.errors import TransferError
 from phasesplit.transfer.chooser import Mode
 from phasesplit.transfer.layout import Greeting
 from phasesplit.transfer.links import Address, Link, boot_id
+from phasesplit.transfer.meeting import Identity
 from phasesplit.transfer.nixl_channel import NixlMemory
 from phasesplit.transfer.offers import Reservation
 from phasesplit.transfer.outbound import Payload
@@ -72,7 +73,7 @@ class Outgoing:
         self._boot_id = boot_id()
         self._memory = memory
         self._secret = secret
-        self._links: dict[str, Link] = {}
+        self._links: dict[Identity, Link] = {}
         self._orders: dict[str, _Order] = {}
         self.sent = Sent()
 
@@ -82,23 +83,23 @@ class Outgoing:
         Args:
             peer: Name of the machine.
             address: Where it listens; its host is a number, for looking up a name may wait.
-            epoch: Its epoch; a later one than before ends the channel to its former life.
+            epoch: Its epoch. Once the machine itself has shown that it is in a later one than before, the channel to
+                its former life ends.
 
         Raises:
-            TransferError: The epoch is older than one that is known.
+            TransferError: The epoch is older than one that the machine has shown.
         """
         self._link(peer, address, epoch)
 
     def disconnect(self, peer: str) -> None:
         """Close the channel to a machine and forget it; what goes on has failed. A second call changes nothing."""
-        link = self._links.pop(peer, None)
-        if link is not None:
-            link.close("the channel was closed")
+        for link in self._to(peer):
+            self._drop(link, "the channel was closed")
 
     def why_no_channel(self, peer: str) -> str:
-        """Return why a machine was not reached or has refused, or the empty text."""
-        link = self._links.get(peer)
-        return link.sender.lost_because if link else ""
+        """Return why a machine was not reached or has refused, in the latest epoch asked for, or the empty text."""
+        links = self._to(peer)
+        return max(links, key=lambda link: link.epoch).sender.lost_because if links else ""
 
     def await_offer(self, key: str, peer: str, address: Address, epoch: int) -> None:
         """Take an order: the KV of a request will go to a machine, which offers blocks for it, or has already.
@@ -207,8 +208,12 @@ class Outgoing:
     def drive(self) -> None:
         """Move what can move without waiting."""
         now_s = self._clock()
-        for link in self._links.values():
+        for link in tuple(self._links.values()):
             link.drive(now_s)
+        shown = self._shown_epochs()
+        for link in tuple(self._links.values()):
+            if link.epoch < shown.get(link.peer, 0):
+                self._drop(link, f"{link.peer} was started again")
         for key, order in self._orders.items():
             self._count(key, order)
 
@@ -222,15 +227,18 @@ class Outgoing:
             link.close("this machine has stopped")
 
     def _link(self, peer: str, address: Address, epoch: int) -> Link:
-        known = self._links.get(peer)
-        if known is not None:
-            if epoch < known.epoch:
-                raise TransferError(f"epoch {epoch} of {peer} is stale, the latest is {known.epoch}")
-            if epoch == known.epoch and not known.sender.lost_because:
-                return known
-            known.close(f"{peer} was started again")
+        # An order may name any epoch, so only what the machine itself has shown ends anything.
+        shown = self._shown_epochs().get(peer, 0)
+        if epoch < shown:
+            raise TransferError(f"epoch {epoch} of {peer} is stale, the latest is {shown}")
+        known = self._links.get((peer, epoch))
+        if known is not None and not known.sender.lost_because:
+            return known
+        for link in self._to(peer):
+            if link.sender.lost_because:
+                self._drop(link, link.sender.lost_because)
         patience = self._patience
-        self._links[peer] = Link(
+        link = self._links[peer, epoch] = Link(
             peer,
             epoch,
             Sender(self._greeting, self._pool, secret=self._secret, looks_for=(peer, epoch)),
@@ -241,8 +249,24 @@ class Outgoing:
             patience_s=patience.answer_s,
             heartbeat_s=patience.heartbeat_s,
         )
-        self._links[peer].drive(self._clock())
-        return self._links[peer]
+        link.drive(self._clock())
+        return link
+
+    def _to(self, peer: str) -> list[Link]:
+        """Return the channels to a machine, one for each epoch."""
+        return [link for link in self._links.values() if link.peer == peer]
+
+    def _shown_epochs(self) -> dict[str, int]:
+        """Return the latest epoch that each machine has shown when it was met."""
+        shown: dict[str, int] = {}
+        for link in self._links.values():
+            if link.sender.receiver is not None:
+                shown[link.peer] = max(link.epoch, shown.get(link.peer, 0))
+        return shown
+
+    def _drop(self, link: Link, why: str) -> None:
+        link.close(why)
+        del self._links[link.peer, link.epoch]
 
     def _find(self, key: str) -> _Order:
         order = self._orders.get(key)
