@@ -1,5 +1,7 @@
 """vLLM's tensors as blocks of bytes. Needs torch, so `make test-vllm` runs this."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,3 +61,55 @@ def test_what_goes_out_comes_in() -> None:
     for tensor, was in zip(tensors, before, strict=True):
         assert torch.equal(tensor[4], was[0])
         assert torch.equal(tensor[[0, 1, 2, 3]], was[[0, 1, 2, 3]])
+
+
+class Stream:
+    """Takes note of what a stream of a GPU is told."""
+
+    def __init__(self, *_: Any) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def wait_stream(self, other: Any) -> None:
+        self.told.append(("wait", other))
+
+    def synchronize(self) -> None:
+        self.told.append(("synchronize", None))
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stand in for CUDA; return what its driver is told of memory to pin, and says."""
+    calls: list[tuple[int, int, int]] = []
+    driver = SimpleNamespace(calls=calls, status=0)
+
+    def register(*call: int) -> int:
+        calls.append(call)
+        return driver.status
+
+    for name, stands_in in {
+        "Stream": Stream, "stream": lambda _: nullcontext(), "device": lambda _: nullcontext(),
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=register),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stands_in)
+    return driver
+
+
+def test_a_copy_in_comes_after_the_copies_out(pinned: Any) -> None:
+    """Wrong if, on a GPU, KV that comes in is sent on in place of what its block held before."""
+    from phasesplit.vllm.device_blocks import AcceleratorDevice
+
+    rows = [torch.zeros(2, 8, dtype=torch.uint8)]
+    device = AcceleratorDevice(rows, np.arange(24, dtype=np.uint8).reshape(1, 3, 8))
+    assert [size for _, size, _ in pinned.calls] == [24]
+    device.scatter((2,), (1,))
+    assert device._in.told == [("wait", device._out), ("synchronize", None)]
+    assert rows[0].tolist() == [[0] * 8, list(range(16, 24))]
+
+
+def test_memory_that_cannot_be_pinned_is_named(pinned: Any) -> None:
+    """Wrong if a machine with too little memory dies without saying which setting takes it."""
+    from phasesplit.vllm.device_blocks import AcceleratorDevice
+
+    pinned.status = 2
+    with pytest.raises(TransferError, match="staging_bytes: the driver refuses to pin 24 bytes"):
+        AcceleratorDevice([torch.zeros(2, 8, dtype=torch.uint8)], np.zeros((1, 3, 8), np.uint8))

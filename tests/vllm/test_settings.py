@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasesplit.errors import TransferError
-from phasesplit.vllm.machine import join_key, weights_text
+from phasesplit.vllm.machine import join_key, usual_staging_bytes, weights_text
 from phasesplit.vllm.settings import Settings
 from phasesplit.vllm.staging import Slots, slots_for
 
@@ -20,18 +20,48 @@ def test_settings_are_read() -> None:
         Settings.from_extra_config({"machine": "a", "epoch": "3"})
 
 
-def test_other_weights_have_another_text(tmp_path: Path) -> None:
-    """Wrong if machines with different weights of the same shape take each other's KV."""
-    texts = set()
-    for number in range(2):
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        (directory / "config.json").write_text("{}")
-        (directory / "model.safetensors").write_bytes(bytes([number]) * 100)
-        texts.add(weights_text(str(directory), None))
-        assert weights_text(str(directory), None) in texts
-    assert len(texts) == 2
+def weights(directory: Path, name: str, content: bytes, config: str = "{}") -> str:
+    """Write a model into a new directory; return its text."""
+    directory.mkdir()
+    (directory / "config.json").write_text(config)
+    (directory / name).write_bytes(content)
+    return weights_text(str(directory), None)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "consolidated.pt", "model.gguf"])
+@pytest.mark.parametrize("place", [0, 150_000, 3_000_000, 5_999_999])
+def test_other_weights_have_another_text(tmp_path: Path, name: str, place: int) -> None:
+    """Wrong if two trainings of one model, equal in the first tensors, take each other's KV."""
+    first, second = bytearray(6_000_000), bytearray(6_000_000)
+    second[place : place + 400_000] = b"\1" * len(second[place : place + 400_000])
+    text = weights(tmp_path / "a", name, first)
+    assert text == weights(tmp_path / "same", name, first)
+    assert text != weights(tmp_path / "b", name, second)
+    assert text != weights(tmp_path / "c", name, first, config='{"rope_theta": 1}')
+    assert text != weights_text(str(tmp_path / "a"), None, loaded_as="fp8")
+
+
+def test_weights_elsewhere_are_told_by_their_name(tmp_path: Path) -> None:
+    """Wrong if a hub's models are taken for one another, or nothing to compare by is taken for equal."""
     assert weights_text("hub/name", None) == "hub/name@main"
+    assert weights_text("hub/name", "v2", loaded_as="fp8") == "hub/name@v2 fp8"
+    file = tmp_path / "small.gguf"
+    file.write_bytes(b"1")
+    text = weights_text(str(file), None)
+    file.write_bytes(b"2")
+    assert text != weights_text(str(file), None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TransferError, match=r"kv_connector_extra_config\.model"):
+        weights_text(str(tmp_path / "empty"), None)
+
+
+def test_pinned_memory_is_no_more_than_needed() -> None:
+    """Wrong if a machine with a GPU takes its host's memory for staging, or cannot stage its longest prompt."""
+    gib = 1 << 30
+    assert usual_staging_bytes(gib, is_pinned=True) == usual_staging_bytes(gib, is_pinned=False) == 4 * gib
+    assert usual_staging_bytes(3 * gib, is_pinned=True) == 8 * gib
+    assert usual_staging_bytes(16 * gib, is_pinned=True) == 32 * gib
+    assert usual_staging_bytes(16 * gib, is_pinned=False) == 64 * gib
 
 
 def test_the_key_is_in_the_environment() -> None:

@@ -3,11 +3,15 @@
 Every call goes to one of two halves, which know nothing of vLLM; this file knows nothing else.
 """
 
+import json
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
+from vllm import envs
+from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -19,7 +23,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from phasesplit.errors import TransferError
 from phasesplit.transfer.layout import KvLayout
-from phasesplit.vllm.device_blocks import capability_text, device_of, rows_of
+from phasesplit.vllm.device_blocks import device_of, rows_of
 from phasesplit.vllm.machine import join_key, weights_text, worker_half
 from phasesplit.vllm.orders import Step
 from phasesplit.vllm.scheduler_half import SchedulerHalf
@@ -27,7 +31,7 @@ from phasesplit.vllm.settings import Settings
 from phasesplit.vllm.worker_half import WorkerHalf
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -113,7 +117,7 @@ class PhaseSplitConnector(KVConnectorBase_V1):
         """Learn where vLLM's blocks are, and begin to listen."""
         names, blocks = list(self._kv_cache_config.kv_cache_groups[0].layer_names), self._kv_cache_config.num_blocks
         rows = [rows_of(kv_caches[name], blocks, name) for name in names]
-        layout = _layout(self._vllm_config, self._settings, self._spec, kv_caches[names[0]], len(names))
+        layout = _layout(self._vllm_config, self._settings, self._spec, kv_caches[names[0]], names)
         if {each.shape[1] for each in rows} != {layout.block_bytes}:
             raise TransferError(
                 f"KV blocks of {rows[0].shape[1]} bytes a layer are not keys and values of {layout.kv_heads} heads"
@@ -122,7 +126,12 @@ class PhaseSplitConnector(KVConnectorBase_V1):
         self._layers = {name: layer for layer, name in enumerate(names)}
         longest_tokens = self._vllm_config.model_config.max_model_len
         self._worker = worker_half(
-            self._settings, layout, longest_tokens, lambda pool: device_of(rows, pool), key=join_key(os.environ)
+            self._settings,
+            layout,
+            longest_tokens,
+            lambda pool: device_of(rows, pool),
+            key=join_key(os.environ),
+            is_pinned=rows[0].device.type != "cpu",
         )
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -171,27 +180,80 @@ class PhaseSplitConnector(KVConnectorBase_V1):
 
 def _demand_known(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
     """Refuse what the connector would get wrong."""
-    parallel, groups = vllm_config.parallel_config, kv_cache_config.kv_cache_groups
+    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
+    groups = kv_cache_config.kv_cache_groups
     if not vllm.__version__.startswith(VLLM_VERSION):
         raise TransferError(f"vLLM {vllm.__version__}: this connector is for {VLLM_VERSION}*")
-    if parallel.tensor_parallel_size != 1 or parallel.pipeline_parallel_size != 1:
-        raise TransferError("tensor_parallel_size and pipeline_parallel_size: allowed is 1 with this connector")
+    if parallel.world_size != 1:
+        raise TransferError(
+            "tensor_parallel_size, pipeline_parallel_size and prefill_context_parallel_size: allowed is 1 with this"
+            " connector, which sends the KV of one process"
+        )
+    # A rank may have been told that it is alone; its engine's name still says which one it is.
+    # Source: vllm/v1/engine/core.py, EngineCoreProc.run_engine_core.
+    is_rank = str(transfer.engine_id).endswith(f"_dp{parallel.data_parallel_index}")
+    if parallel.data_parallel_size != 1 or is_rank:
+        raise TransferError(
+            "data_parallel_size: allowed is 1 with this connector: the ranks would all be one machine of the cluster;"
+            " start a machine for each"
+        )
+    if parallel.use_ubatching:
+        raise TransferError(
+            "enable_dbo and ubatch_size: not supported by this connector: a layer would leave with the first microbatch"
+        )
+    if transfer.kv_load_failure_policy != "recompute":
+        raise TransferError(
+            f"kv_load_failure_policy: got {transfer.kv_load_failure_policy!r}, allowed is 'recompute': a request whose"
+            " KV does not come would fail, and its client with it"
+        )
     if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, AttentionSpec):
         raise TransferError("models with several kinds of KV cache are not supported by this connector")
 
 
 def _layout(
-    vllm_config: "VllmConfig", settings: Settings, spec: AttentionSpec, tensor: torch.Tensor, layers: int
+    vllm_config: "VllmConfig", settings: Settings, spec: AttentionSpec, tensor: torch.Tensor, names: Sequence[str]
 ) -> KvLayout:
     model, shape = vllm_config.model_config, tuple(tensor.shape[1:])
     order = sorted(range(1, tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    packing = _packing(vllm_config, spec, tensor.device, names)
     return KvLayout(
-        model=settings.model or weights_text(model.model, model.revision),
-        layers=layers,
+        model=settings.model or weights_text(model.model, model.revision, loaded_as=_loaded_as(model)),
+        layers=len(names),
         kv_heads=spec.num_kv_heads,
         head_dim=spec.head_size,
         dtype=str(spec.dtype).removeprefix("torch.").removesuffix("fn"),
         block_tokens=spec.block_size,
-        # The inside of a block is packed for the instruction set or the device.
-        block_layout=f"vllm {vllm.__version__} {capability_text(tensor.device)} shape {shape} order {order} tp 1",
+        block_layout=f"vllm {vllm.__version__} {packing} shape {shape} order {order} tp 1",
     )
+
+
+def _loaded_as(model: "ModelConfig") -> str:
+    """Return what vLLM is told to make of the weights, equal in every process that is told the same.
+
+    `ModelConfig.compute_hash` is no such text: it differs with the directory and with `max_model_len`.
+    """
+    overrides = model.hf_overrides
+    told = [model.quantization, model.quantization_config, getattr(overrides, "__qualname__", overrides)]
+    return json.dumps(told, sort_keys=True, default=str)
+
+
+def _packing(vllm_config: "VllmConfig", spec: AttentionSpec, device: torch.device, names: Sequence[str]) -> str:
+    """Return what decides how numbers lie in a block, beside its shape and the order of its axes.
+
+    CUDA's backends write each number where the axes say, whatever the GPU: machines with GPUs of different generations
+    understand each other as long as they run the same backend. CPUs and ROCm have backends with several packings.
+
+    Source: vllm 0.32, v1/attention/backends: flash_attn.py, `do_kv_cache_update`; cpu_attn.py, `_get_attn_isa`, whose
+    packings are compiled for the host's instructions; rocm_aiter_fa.py, `is_shuffle_kv_cache_enabled`. What
+    vLLM's own connector compares: distributed/kv_transfer/kv_connector/v1/nixl, `compute_nixl_compatibility_hash`.
+    """
+    backends = get_current_attn_backends(vllm_config, list(names))
+    text = " ".join(sorted(backend.get_name() for backend in backends))
+    if device.type == "cpu":
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa  # imports what only a CPU has
+
+        dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
+        instructions: Any = torch.backends.cpu
+        packing = _get_attn_isa(dtype, spec.block_size, spec.head_size, cache_dtype)
+        return f"{text} {packing} cpu {instructions.get_cpu_capability()}"
+    return f"{text} shuffled {envs.VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT}" if torch.version.hip else text

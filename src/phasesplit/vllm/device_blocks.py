@@ -1,7 +1,6 @@
 """vLLM's KV tensors seen as blocks of bytes, on the host or on a GPU. Imports torch."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -63,7 +62,10 @@ class AcceleratorDevice:
         self._out, self._in = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
         status = torch.cuda.cudart().cudaHostRegister(self._staging.data_ptr(), self._staging.numel(), 0)
         if int(status) != 0:
-            raise TransferError(f"staging_bytes: the driver refuses to pin {self._staging.numel()} bytes ({status})")
+            raise TransferError(
+                f"staging_bytes: the driver refuses to pin {self._staging.numel()} bytes of the host ({status}); set it"
+                " lower, or max_model_len: two prompts of the longest length have to fit in"
+            )
 
     def gather(self, layer: int, blocks: Sequence[int], slots: Sequence[int]) -> IsDone:
         """See `Device.gather`."""
@@ -78,6 +80,8 @@ class AcceleratorDevice:
 
     def scatter(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.scatter`."""
+        # A block may be this request's while a copy of what another had in it is still to be read.
+        self._in.wait_stream(self._out)
         with torch.cuda.device(self._device), torch.cuda.stream(self._in):
             for source, target in zip(self._staging, self._layers, strict=True):
                 for slot, block in zip(slots, blocks, strict=True):
@@ -87,12 +91,3 @@ class AcceleratorDevice:
     def order_after_copies(self) -> None:
         """See `Device.order_after_copies`: freed blocks may be written to by the very next step."""
         torch.cuda.current_stream(self._device).wait_stream(self._out)
-
-
-def capability_text(device: torch.device) -> str:
-    """Return what decides how a device packs the numbers of a block."""
-    if device.type == "cpu":
-        backend: Any = torch.backends.cpu
-        return f"cpu {backend.get_cpu_capability()}"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{device.type} {major}.{minor}"

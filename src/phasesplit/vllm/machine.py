@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from phasesplit.errors import TransferError
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.calibration import measure_link
 from phasesplit.transfer.layout import Greeting, KvLayout
@@ -21,10 +22,15 @@ from phasesplit.vllm.worker_half import WorkerHalf
 
 JOIN_KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
 """Names the cluster's key in the environment: arguments of a process can be read by every user of its host."""
-_HEAD_BYTES = 1 << 16
+_STRETCHES, _STRETCH_BYTES = 16, 1 << 16
+"""What is read of each file of weights: at most 1 MiB, from its start to its end."""
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+"""Source: vllm 0.32, model_executor/model_loader/default_loader.py; GGUF is read by plugins."""
 _LINK_ROUNDS, _LINK_S = 30, 1.0
 """Little beside vLLM's own start, during which others of the host keep its processors busy."""
-_USUAL_PROMPTS = 4
+_USUAL_PROMPTS, _LEAST_PROMPTS = 4, 2
+_PINNED_BYTES = 8 << 30
+"""What pinned memory is taken for more than the fewest prompts: the system cannot use it meanwhile. Source: ours."""
 
 
 def worker_half(
@@ -34,6 +40,7 @@ def worker_half(
     device_over: Callable[[SharedPool], Device],
     *,
     key: bytes | None = None,
+    is_pinned: bool = False,
 ) -> WorkerHalf:
     """Return the connector's half where the model runs, listening.
 
@@ -43,13 +50,15 @@ def worker_half(
         longest_tokens: Tokens of the longest prompt, >= 1.
         device_over: Makes the device from the staging slots.
         key: The cluster's, see `join_key`.
+        is_pinned: The device wants all of the staging memory at once, and for itself.
 
     Raises:
-        TransferError: The staging memory is too small.
+        TransferError: The staging memory is too small, or more than the device can have.
         OSError: It cannot listen, or nobody listens for its reports.
     """
     slot_bytes = layout.layers * layout.block_bytes
-    size_bytes = settings.staging_bytes or _USUAL_PROMPTS * layout.blocks_for(longest_tokens) * slot_bytes
+    longest_bytes = layout.blocks_for(longest_tokens) * slot_bytes
+    size_bytes = settings.staging_bytes or usual_staging_bytes(longest_bytes, is_pinned=is_pinned)
     count = slots_for(size_bytes, slot_bytes, longest_tokens, layout.block_tokens)
     pool = SharedPool(layout, 2 * count)
     device = device_over(pool)
@@ -92,22 +101,54 @@ def join_key(environment: Mapping[str, str]) -> bytes | None:
     return environment.get(JOIN_KEY_VARIABLE, "").encode() or None
 
 
-def weights_text(model: str, revision: str | None) -> str:
-    """Return a text that is equal where weights are, without reading them whole.
+def usual_staging_bytes(longest_bytes: int, *, is_pinned: bool) -> int:
+    """Return how much staging memory there is where nobody says: for both shares, as many of the longest prompts.
 
     Args:
-        model: Directory, or a hub's name.
-        revision: The hub's revision, None for its latest.
+        longest_bytes: KV of the longest prompt, in whole blocks.
+        is_pinned: As for `worker_half`.
     """
-    directory = Path(model)
-    if not directory.is_dir():
-        return f"{model}@{revision or 'main'}"
-    digest = hashlib.sha256()
-    for path in _weights(directory):
+    usual = _USUAL_PROMPTS * longest_bytes
+    return max(_LEAST_PROMPTS * longest_bytes, min(usual, _PINNED_BYTES)) if is_pinned else usual
+
+
+def weights_text(model: str, revision: str | None, *, loaded_as: str = "") -> str:
+    """Return a text that is equal where weights are, from parts of each file: reading them whole takes minutes.
+
+    Where two trainings differ in few tensors only, `Settings.model` tells them apart for certain.
+
+    Args:
+        model: Directory, file, or a hub's name.
+        revision: The hub's revision, None for its latest.
+        loaded_as: What is made of the weights on loading.
+
+    Raises:
+        TransferError: There are no weights in the directory that could be compared.
+    """
+    place = Path(model)
+    if not place.exists():
+        return f"{model}@{revision or 'main'}" + (f" {loaded_as}" if loaded_as else "")
+    files = [place] if place.is_file() else sorted(path for suffix in _WEIGHTS for path in place.glob(suffix))
+    if not files:
+        raise TransferError(
+            f"{model}: no {', '.join(_WEIGHTS)} to tell these weights from others by; set"
+            " kv_connector_extra_config.model to a text that is equal where the weights are"
+        )
+    digest = hashlib.sha256(loaded_as.encode())
+    for path in (place / "config.json", place / "params.json"):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    for path in files:
         with path.open("rb") as file:
-            digest.update(f"{path.name} {path.stat().st_size} ".encode() + file.read(_HEAD_BYTES))
+            size_bytes = path.stat().st_size
+            digest.update(f"{path.name} {size_bytes} ".encode())
+            for start in _starts(size_bytes):
+                file.seek(start)
+                digest.update(file.read(_STRETCH_BYTES))
     return digest.hexdigest()
 
 
-def _weights(directory: Path) -> Sequence[Path]:
-    return [directory / "config.json", *sorted(directory.glob("*.safetensors"))]
+def _starts(size_bytes: int) -> Sequence[int]:
+    """Return where the stretches of a file begin that are read: evenly from its first byte to its last."""
+    last = max(0, size_bytes - _STRETCH_BYTES)
+    return sorted({last * number // (_STRETCHES - 1) for number in range(_STRETCHES)})

@@ -22,9 +22,10 @@ class Settings:
         transfer_port: Port of the same; 0 takes any free one.
         nixl_port: Port for machines that have NIXL too, at the same address; 0 takes any free one; None: no NIXL.
         reports: Path of the Unix socket of the process that speaks for it; None: nobody does.
-        model: Text that is equal where weights are; empty: made from the model's directory or name.
-        staging_bytes: Memory of the host between vLLM's blocks and the wire, taken as it is used; 0: room for two
-            prompts of the longest length that leave and two that come in.
+        model: Text that is equal where weights are; empty: made from parts of the model's files, or from its name.
+        staging_bytes: Memory of the host between vLLM's blocks and the wire; 0: room for two prompts of the longest
+            length that leave and two that come in, and beside a GPU, which has all of it pinned at once, at most 8 GiB
+            unless one of each needs more.
         threshold_tokens: The shortest prompt that leaves layer by layer, >= 0; None: what the process that speaks for
             the machine makes of its measurements, and `USUAL_THRESHOLD_TOKENS` until then.
         patience: Seconds by name, for `transfer.timing.Patience`.
