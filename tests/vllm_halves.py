@@ -40,7 +40,7 @@ class Request:
 
     request_id: str
     num_prompt_tokens: int
-    kv_transfer_params: dict[str, Any] | None
+    kv_transfer_params: object
     status: Any = field(default_factory=lambda: SimpleNamespace(name="WAITING"))
     blocks: tuple[int, ...] = ()
 

@@ -2,8 +2,10 @@
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,6 +15,7 @@ import pytest
 from phasesplit.domain.link import Link
 from phasesplit.errors import TransferError
 from phasesplit.transfer.chooser import Mode
+from phasesplit.vllm.orders import Step
 from phasesplit.vllm.scheduler_half import SchedulerHalf
 from vllm_halves import BLOCK_TOKENS, LAYERS, LONGEST_TOKENS, Half, Request, layout
 
@@ -216,7 +219,8 @@ def test_a_request_is_taken_once() -> None:
     "wrong",
     [
         {"key": None}, {"key": ""}, {"peer": 3}, {"peer_epoch": "1"}, {"peer_epoch": -1}, {"address": None},
-        {"address": "here"}, {"do_remote_decode": False},
+        {"address": "here"}, {"do_remote_decode": False}, {"key": "k" * 257}, {"key": "\ud800"}, {"peer": "a\nb"},
+        {"peer_epoch": 10**4000},
     ],
 )  # fmt: skip
 def test_a_wish_that_is_wrong_ends_no_engine(pair: Pair, wrong: dict[str, Any]) -> None:
@@ -225,6 +229,73 @@ def test_a_wish_that_is_wrong_ends_no_engine(pair: Pair, wrong: dict[str, Any]) 
     request = prompt.prompt_leg("k", 8, token, wrong)
     assert not prompt.scheduler.step({}, [], {}.__getitem__).sends
     assert not prompt.finish(request, (1, 2))
+
+
+@pytest.mark.parametrize("params", ["x", ["key"], 3, True])
+def test_what_is_no_mapping_is_no_wish(params: object) -> None:
+    """Wrong if a client that sends a text for `kv_transfer_params` ends vLLM's scheduler."""
+    half, request = SchedulerHalf(BLOCK_TOKENS), Request("r", 9, params)
+    half.arrived(request)
+    assert half.awaited_tokens(request, 0) == 0
+    assert half.step({"r": 9}, [("r", 0)], {}.__getitem__) == Step()
+
+
+def test_a_whole_request_says_when_its_prompt_phase_begins(tmp_path: Path) -> None:
+    """Wrong if the gateway cannot tell a request that waits from one that is computed, or hears of one that is gone."""
+    half = SchedulerHalf(BLOCK_TOKENS)
+    waiting, gone, other = (
+        Request("r1", 9, {"key": "a"}), Request("r2", 9, {"key": "b"}), Request("r3", 9, {"key": "c" * 257}),
+    )  # fmt: skip
+    for request in (waiting, gone, other):
+        half.arrived(request)
+    assert half.step({}, [], {}.__getitem__).started == ()
+    gone.status = SimpleNamespace(name="FINISHED_ABORTED")
+    assert not half.finished(gone, ())
+    step = half.step({"r1": 4, "r2": 4, "r3": 4}, [("r1", 0)], {}.__getitem__)
+    assert step.started == ("a",)
+    assert half.step({"r1": 5}, [("r1", 4)], {}.__getitem__).started == ()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "line"))
+        listener.listen(1)
+        machine = Half("u", tmp_path, seed=1, reports=str(tmp_path / "line"))
+        line, _ = listener.accept()
+    with line:
+        line.recv(1 << 16)  # its greeting
+        machine.worker.begin(step)
+        assert json.loads(line.recv(1 << 16)) == {"prompt_started": "a"}
+        machine.close()
+
+
+def test_a_dead_mover_ends_its_machine(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong if a token machine goes on without the thread that brings KV, and its requests wait for ever."""
+    _, token = pair
+
+    def fail() -> None:
+        raise OSError("no buffer space")
+
+    monkeypatch.setattr(threading, "excepthook", Mock())
+    token.worker._mover.do(fail)
+    token.worker._mover._thread.join(10.0)
+    with pytest.raises(RuntimeError, match="the thread that moves KV has ended"):
+        token.step()
+
+
+def test_a_refused_request_leaves_the_first_of_its_key_alone(pair: Pair) -> None:
+    """Wrong if the end of a request that came under a key in use takes the KV of the other with it."""
+    prompt, token = pair
+    request = prompt.prompt_leg("k", 12, token)
+    again = Request("p.again", 12, request.kv_transfer_params)
+    prompt.scheduler.arrived(again)
+    token.token_leg("k", 12, prompt, (1, 2, 3))
+    offered(pair, "p.k")
+    prompt.finish(again, (), "FINISHED_ABORTED")
+    prompt.step()
+    prompt.step({"p.k": (0, 12)}, {"p.k": (4, 5, 6)})
+    assert prompt.finish(request, (4, 5, 6))
+    prompt.until(lambda: "t.k" in token.received, token)
+    assert not token.failed
+    np.testing.assert_array_equal(token.kv[:, 1:4], prompt.kv[:, 4:7])
 
 
 @pytest.mark.parametrize("when", ["waiting", "begun", "computed"])

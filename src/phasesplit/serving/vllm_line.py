@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable
 from typing import Any
 
 _LONGEST_BYTES = 1 << 16
+_log = logging.getLogger(__name__)
 
 
 class ConnectorLine:
@@ -60,4 +62,9 @@ class ConnectorLine:
         loop = asyncio.get_running_loop()
         self._line, _ = await loop.sock_accept(self._listener)
         while text := await loop.sock_recv(self._line, _LONGEST_BYTES):
-            self._hear(json.loads(text))
+            try:
+                report = json.loads(text)
+            except ValueError:
+                _log.error("what the connector reports is not JSON: %d bytes, %s", len(text), text[:80])
+                continue
+            self._hear(report)

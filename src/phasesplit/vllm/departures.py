@@ -86,7 +86,8 @@ class Departures:
     def give_up(self, leaving: Leaving, why: str) -> None:
         """End a transfer whose request has ended; vLLM keeps no blocks for it."""
         leaving.is_given_up = True
-        self._outgoing.abort(leaving.order.key, why)
+        if self._leaving.get(leaving.order.key) is leaving:  # else its order was refused: the key is another's
+            self._outgoing.abort(leaving.order.key, why)
 
     def abort_key(self, key: str, why: str) -> None:
         """End the transfer of a key in any state; of one that is not known, say once more that it has left."""

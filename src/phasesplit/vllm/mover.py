@@ -59,13 +59,17 @@ class Mover:
         Raises:
             RuntimeError: The thread has ended.
         """
-        if self._error is not None:
-            raise RuntimeError("the thread that moves KV has ended") from self._error
+        self._demand_alive()
         self._calls.append(call)
         os.eventfd_write(self._wake, 1)
 
     def take_ended(self, within_s: float) -> Ended:
-        """Return what has ended since the last call, as soon as there is anything, at the latest after a while."""
+        """Return what has ended since the last call, as soon as there is anything, at the latest after a while.
+
+        Raises:
+            RuntimeError: The thread has ended: what is waited for would never come.
+        """
+        self._demand_alive()
         with self._news:
             if not self._ended and within_s > 0:
                 self._news.wait(within_s)
@@ -78,6 +82,10 @@ class Mover:
             self._is_closing = True
             os.eventfd_write(self._wake, 1)
             self._thread.join(2.0)
+
+    def _demand_alive(self) -> None:
+        if self._error is not None:
+            raise RuntimeError("the thread that moves KV has ended") from self._error
 
     def _sent(self, request: str) -> None:
         with self._news:

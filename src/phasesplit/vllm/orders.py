@@ -77,6 +77,7 @@ class Step:
         pieces: Prompts of this step.
         computed: Requests whose prompt phase is over; vLLM keeps their blocks until they are reported as sent.
         given_up: Requests that ended before.
+        started: Keys of requests served whole whose prompt phase begins.
         computes: Whether the step computes anything.
     """
 
@@ -85,4 +86,5 @@ class Step:
     pieces: tuple[Piece, ...] = ()
     computed: tuple[tuple[str, tuple[int, ...]], ...] = ()
     given_up: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
     computes: bool = True

@@ -5,12 +5,14 @@ its link as measured (`{"hello": ...}`), what happens to keys (`prompt_started`,
 `missed`) and figures (`{"moved": ...}`); down come `{"abort": key}` and `{"threshold_tokens": tokens}`.
 """
 
-import contextlib
 import json
+import logging
 import socket
 from typing import Any
 
-_LONGEST_BYTES = 1 << 16
+LONGEST_BYTES = 1 << 16
+"""Longest message: an end reads so much at once."""
+_log = logging.getLogger(__name__)
 
 
 class Reports:
@@ -36,10 +38,20 @@ class Reports:
         return self._socket is not None
 
     def tell(self, report: dict[str, Any]) -> None:
-        """Send a report; one that the other end has no room for is lost, for computing does not wait for it."""
-        if self._socket is not None:
-            with contextlib.suppress(BlockingIOError):
-                self._socket.send(json.dumps(report).encode())
+        """Send a report; one that cannot be sent now is lost, for computing does not wait for it.
+
+        That the other end is gone shows in `orders`.
+        """
+        if self._socket is None:
+            return
+        text = json.dumps(report).encode()
+        if len(text) > LONGEST_BYTES:
+            _log.error("a report of %d bytes is lost, allowed are %d: %s", len(text), LONGEST_BYTES, text[:80])
+            return
+        try:
+            self._socket.send(text)
+        except OSError as problem:
+            _log.warning("a report is lost: %s: %s", problem, text[:80])
 
     def orders(self) -> list[dict[str, Any]]:
         """Return what has come down.
@@ -50,7 +62,7 @@ class Reports:
         found: list[dict[str, Any]] = []
         while self._socket is not None:
             try:
-                text = self._socket.recv(_LONGEST_BYTES)
+                text = self._socket.recv(LONGEST_BYTES)
             except BlockingIOError:
                 break
             if not text:

@@ -4,10 +4,10 @@ It sees vLLM's objects through the few attributes named here, so that it can be 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from phasesplit.vllm.orders import Piece, Send, Step, Take
-from phasesplit.vllm.wishes import Wishes, read_wishes
+from phasesplit.vllm.wishes import Wishes, key_of_whole, read_wishes
 
 BlockIds = Callable[[str], Sequence[int]]
 """From vLLM's name of a request to its blocks."""
@@ -36,8 +36,8 @@ class Request(Protocol):
         """Tokens of its prompt."""
 
     @property
-    def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """What its sender says of its KV."""
+    def kv_transfer_params(self) -> object:
+        """What its sender says of its KV: a mapping, or whatever else it sent."""
 
     @property
     def status(self) -> Status:
@@ -55,6 +55,7 @@ class SchedulerHalf:
         self._block_tokens = block_tokens
         self._sending: dict[str, int] = {}  # tokens of the prompt
         self._begun: set[str] = set()
+        self._unbegun: dict[str, str] = {}  # keys of requests served whole
         self._awaiting: dict[str, Wishes] = {}
         self._taken: set[str] = set()
         self._sends: list[Send] = []
@@ -64,10 +65,13 @@ class SchedulerHalf:
 
     def arrived(self, request: Request) -> None:
         """Take note of a new request; one whose KV will leave is announced at once, long before its turn comes."""
+        name, tokens = request.request_id, request.num_prompt_tokens
         wishes = read_wishes(request.kv_transfer_params)
         if wishes is None:
+            key = key_of_whole(request.kv_transfer_params)
+            if key is not None:
+                self._unbegun[name] = key
             return
-        name, tokens = request.request_id, request.num_prompt_tokens
         if wishes.leaves:
             self._sending[name] = tokens
             self._sends.append(Send(name, wishes.key, wishes.peer, wishes.peer_epoch, wishes.address, tokens))
@@ -133,6 +137,7 @@ class SchedulerHalf:
             tuple(pieces),
             tuple(self._computed),
             tuple(self._given_up),
+            tuple(self._unbegun.pop(name) for name in scheduled if name in self._unbegun),
             any(scheduled.values()),
         )
         for done_with in (self._sends, self._takes, self._computed, self._given_up):
@@ -148,6 +153,7 @@ class SchedulerHalf:
         """
         name = request.request_id
         self._begun.discard(name)
+        self._unbegun.pop(name, None)
         self._awaiting.pop(name, None)
         if name in self._taken:
             self._taken.discard(name)

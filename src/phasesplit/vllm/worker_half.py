@@ -59,9 +59,9 @@ class WorkerHalf:
             if ended is not None:
                 mover.do(partial(mover.departures.give_up, ended, "the request has ended"))
         self._parts = [_Part(self._leaving[piece.request], piece) for piece in step.pieces]
-        for part in self._parts:
-            if part.piece.is_first:
-                self._reports.tell({"prompt_started": part.leaving.order.key})
+        begun = tuple(part.leaving.order.key for part in self._parts if part.piece.is_first)
+        for key in begun + step.started:
+            self._reports.tell({"prompt_started": key})
 
     def layer_computed(self, layer: int) -> None:
         """Let a layer leave, and those before it that have not."""
