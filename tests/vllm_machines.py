@@ -8,14 +8,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 MODEL_VARIABLE = "PHASESPLIT_VLLM_MODEL"
 """Names a directory with the default model's weights as vLLM reads them; `make test-vllm` makes it."""
-BLOCK_TOKENS, CHUNK_TOKENS, CONTEXT_TOKENS = 32, 160, 1024
-_START_S, _ANSWER_S = 300.0, 120.0
+BLOCK_TOKENS, CHUNK_TOKENS, CONTEXT_TOKENS = 32, 96, 1024
+_START_S, _ANSWER_S = 600.0, 300.0
+"""Bounds on waiting, far above what two busy cores need."""
 _PROCESS = Path(__file__).with_name("vllm_process.py")
 
 
@@ -133,7 +135,7 @@ class Machine:
         """Let it forget the way to another machine, so that the next address counts."""
         self.order(do="disconnect", peer=peer)
 
-    def await_report(self, kind: str, key: str | None = None, within_s: float = 60.0) -> dict[str, Any]:
+    def await_report(self, kind: str, key: str | None = None, within_s: float = _ANSWER_S) -> dict[str, Any]:
         """Wait for a report."""
         end_s = time.monotonic() + within_s
         while True:
@@ -143,7 +145,7 @@ class Machine:
             assert time.monotonic() < end_s, f"no {kind} {key or ''}: {self.reports}"
             self._hear(0.01)
 
-    def await_free(self, within_s: float = 90.0) -> None:
+    def await_free(self, within_s: float = _ANSWER_S) -> None:
         """Wait until every KV block is free and no request is left."""
         end_s = time.monotonic() + within_s
         while (state := self.state()) and (state["free"] != self.free or state["requests"]):
@@ -232,6 +234,25 @@ class Pair:
         """Return how both legs ended."""
         self.submit(key, prompt, most)
         return self.prompt.result(f"p.{key}"), self.token.result(f"t.{key}")
+
+    def whole(self, prompts: Mapping[str, Sequence[int]], most: int) -> dict[str, list[int]]:
+        """Return the output of each prompt as one machine gives it, and let both forget that they had it.
+
+        The machines take turns, each with one request at a time, so that both cores work.
+        """
+        found = {}
+        for two in zip_longest(*[iter(prompts)] * 2):
+            at_work = {key: machine for key, machine in zip(two, (self.prompt, self.token), strict=True) if key}
+            for key, machine in at_work.items():
+                machine.order(do="add", id=f"w.{key}", prompt=list(prompts[key]), most=most)
+            found |= {key: list(machine.result(f"w.{key}")["tokens"]) for key, machine in at_work.items()}
+        self.forget()
+        return found
+
+    def forget(self) -> None:
+        """Empty both prefix caches."""
+        for machine in (self.prompt, self.token):
+            machine.forget()
 
     def pull(self, key: str, prompt: Sequence[int], most: int) -> dict[str, Any]:
         """Send one leg after the other, as vLLM's NIXL connector wants it; return how the prompt leg ended."""

@@ -2,11 +2,22 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from vllm_machines import BLOCK_TOKENS, CHUNK_TOKENS, MODEL_VARIABLE, Machine, Pair, prompt_of, started
+from vllm_machines import (
+    BLOCK_TOKENS,
+    CHUNK_TOKENS,
+    CONTEXT_TOKENS,
+    MODEL_VARIABLE,
+    Machine,
+    Pair,
+    prompt_of,
+    started,
+)
 
 pytestmark = [
     pytest.mark.skipif(MODEL_VARIABLE not in os.environ, reason="needs vLLM and its own environment: make test-vllm"),
@@ -21,7 +32,7 @@ EDGES = [
     for tokens in (BLOCK_TOKENS, 2 * BLOCK_TOKENS, CHUNK_TOKENS, 2 * CHUNK_TOKENS, 3 * CHUNK_TOKENS + BLOCK_TOKENS)
     for around in (-1, 0, 1)
 ]
-LENGTHS = [*EDGES, 1, 2, 7, 50, 77, 100, 130, 200, 222, 250, 300, 333, 400, 444, 600]
+LENGTHS = [*EDGES, 1, 2, 7, 12, 20, 40, 50, 77, 88, 100, 111, 130, 150, 200, 222, 400]
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +40,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Return two machines whose prefix caches and reports every test leaves as they are."""
     with started(tmp_path_factory.mktemp("vllm"), patience=PATIENCE, environment=KEY) as machines:
         yield machines
+
+
+@contextmanager
+def another(name: str, directory: Path, **settings: Any) -> Iterator[Machine]:
+    """Start a machine beside the pair, without waiting until it is up, and end it."""
+    machine = Machine(name, directory, patience=PATIENCE, environment=KEY, **settings)
+    try:
+        yield machine
+    finally:
+        machine.close()
 
 
 @pytest.fixture(autouse=True)
@@ -49,19 +70,15 @@ def test_there_are_thirty_prompts() -> None:
 
 def test_outputs_are_those_of_one_machine(pair: Pair) -> None:
     """Wrong if a split request, around edges of blocks and chunks, gives other tokens than an unsplit one."""
-    wrong = {}
-    for tokens in LENGTHS:
-        prompt = prompt_of(tokens, tokens)
-        whole = pair.token.whole(f"w{tokens}", prompt, MOST)
-        pair.token.forget()
-        first, rest = pair.split(f"k{tokens}", prompt, MOST)
-        if (first["tokens"], rest["tokens"]) != (whole[:1], whole):
-            wrong[tokens] = (whole, first, rest)
+    prompts = {f"k{tokens}": prompt_of(tokens, tokens) for tokens in LENGTHS}
+    whole, wrong = pair.whole(prompts, MOST), {}
+    for key, prompt in prompts.items():
+        first, rest = pair.split(key, prompt, MOST)
+        if (first["tokens"], rest["tokens"]) != (whole[key][:1], whole[key]):
+            wrong[key] = (whole[key], first, rest)
         # The last position of the prompt is computed again in order to sample: one token, and not the prompt.
-        assert rest["computed"] == MOST, tokens
-        assert first["computed"] == tokens
-        pair.prompt.forget()
-        pair.token.forget()
+        assert rest["computed"] == MOST, key
+        assert first["computed"] == len(prompt)
     assert not wrong
 
 
@@ -83,9 +100,8 @@ def test_prefix_hits_change_nothing(pair: Pair, on_prompt: int, on_token: int) -
 
 def test_many_at_once(pair: Pair) -> None:
     """Wrong if requests that share steps, or wait for each other's blocks, get each other's KV."""
-    prompts = {f"m{number}": prompt_of(20 + 47 * number, 30 + number) for number in range(10)}
-    whole = {key: pair.token.whole(f"w{key}", prompt, MOST) for key, prompt in prompts.items()}
-    pair.token.forget()
+    prompts = {f"m{number}": prompt_of(20 + 30 * number, 30 + number) for number in range(10)}
+    whole = pair.whole(prompts, MOST)
     for key, prompt in prompts.items():
         pair.submit(key, prompt, MOST)
     assert {key: pair.token.result(f"t.{key}")["tokens"] for key in prompts} == whole
@@ -102,7 +118,6 @@ def test_aborts(pair: Pair, who: str, when: str) -> None:
     if when == "before":
         # Another prompt is computed first, so this one has not begun.
         pair.prompt.order(do="add", id=f"other-{key}", prompt=prompt_of(600, 7), most=1)
-        pair.prompt.order(do="add", id=f"another-{key}", prompt=prompt_of(600, 8), most=1)
     pair.submit(key, prompt, 40, sides=sides)
     if when == "computing":
         pair.prompt.await_report("prompt_started", key)
@@ -112,8 +127,11 @@ def test_aborts(pair: Pair, who: str, when: str) -> None:
         pair.prompt.order(do="abort", id=f"p.{key}")
     if who in ("token", "both"):
         pair.token.order(do="abort", id=f"t.{key}")
-    elif when == "computing":  # the token machine computes the prompt itself
-        assert pair.token.result(f"t.{key}")["computed"] >= len(prompt)
+    elif when != "before":
+        # It goes on: behind the KV that came, or by computing the prompt itself.
+        result = pair.token.result(f"t.{key}")
+        assert len(result["tokens"]) == 40
+        assert result["computed"] >= (len(prompt) if when == "computing" else 40)
 
 
 def test_kv_that_nobody_takes_goes(pair: Pair) -> None:
@@ -131,23 +149,47 @@ def test_kv_that_never_comes_is_computed(pair: Pair) -> None:
     whole = pair.token.whole("w-never", prompt, MOST)
     pair.token.forget()
     pair.submit("never", prompt, MOST, sides="t")
-    result = pair.token.result("t.never", within_s=30.0)
+    result = pair.token.result("t.never")
     assert (result["tokens"], result["computed"]) == (whole, len(prompt) + MOST - 1)
 
 
-def test_a_full_cache_preempts_and_still_answers(tmp_path: Path) -> None:
+def test_a_full_cache_preempts_and_still_answers(pair: Pair, tmp_path: Path) -> None:
     """Wrong if a request that loses its blocks after its KV came hangs, or goes on from KV that is gone."""
-    with started(tmp_path, vllm={"num_gpu_blocks_override": 1024 // BLOCK_TOKENS + 1}, patience=PATIENCE) as pair:
-        prompts = {f"f{number}": prompt_of(200, 40 + number) for number in range(4)}
-        whole = {key: pair.token.whole(f"w{key}", prompt, 120) for key, prompt in prompts.items()}
-        pair.token.forget()
-        for key, prompt in prompts.items():
-            pair.submit(key, prompt, 120)
-        results = {key: pair.token.result(f"t.{key}", within_s=300.0) for key in prompts}
+    with another("small-0", tmp_path, vllm={"num_gpu_blocks_override": CONTEXT_TOKENS // BLOCK_TOKENS + 1}) as small:
+        small.wait_up()
+        tight = Pair(pair.prompt, small)
+        prompts = {f"f{number}": prompt_of(230, 40 + number) for number in range(4)}
+        whole = tight.whole(prompts, 40)
+        for side, machine in (("p", pair.prompt), ("t", small)):  # all prompts first, so that all texts grow at once
+            for key, prompt in prompts.items():
+                tight.submit(key, prompt, 40, sides=side)
+            results = {key: machine.result(f"{side}.{key}") for key in prompts}
         assert {key: result["tokens"] for key, result in results.items()} == whole
-        assert any(result["computed"] > 200 for result in results.values()), "nothing was preempted"
-        for machine in (pair.prompt, pair.token):
-            machine.await_free()
+        assert not any("missed" in report for report in small.reports)
+        assert any(result["computed"] > 40 for result in results.values()), "nothing was preempted"
+        small.await_free()
+
+
+def test_kv_of_another_layout_is_refused(pair: Pair, tmp_path: Path) -> None:
+    """Wrong if a machine reads KV as what it is not, or its owner is not told which setting differs."""
+    prompt = prompt_of(200, 12)
+    whole = pair.whole({"differs": prompt}, MOST)["differs"]
+    with (
+        another("prompt-1", tmp_path, vllm={"block_size": 2 * BLOCK_TOKENS}) as wide,
+        another("prompt-2", tmp_path, vllm={"dtype": "bfloat16"}) as half,
+    ):
+        for other, why in (
+            (wide, f"layout block_tokens: ours is {BLOCK_TOKENS}, the peer's is {2 * BLOCK_TOKENS}"),
+            (half, "layout dtype: ours is 'float32', the peer's is 'bfloat16'"),
+        ):
+            other.wait_up()
+            Pair(other, pair.token).submit(other.name, prompt, MOST)
+            assert why in other.await_report("gone", other.name)["why"]
+            result = pair.token.result(f"t.{other.name}")
+            assert (result["tokens"], result["computed"]) == (whole, len(prompt) + MOST - 1)
+            other.result(f"p.{other.name}")
+            other.await_free()
+            pair.token.forget()
 
 
 def test_a_killed_prompt_machine_and_its_next_life(pair: Pair, tmp_path: Path) -> None:
