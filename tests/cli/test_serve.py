@@ -1,11 +1,9 @@
 """`serve`, `worker` and `top`: what people type, and what they are told when it is wrong."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,16 +27,6 @@ serve:
   kv_memory: 64MB
   limits: {live_requests: 5}
 """
-
-
-@pytest.fixture(autouse=True)
-def _environment() -> Iterator[None]:
-    """Undo what a worker sets for its own process, which here is that of all tests."""
-    before = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-    os.environ.update(before)
 
 
 def asked(file: str | None = None, **changes: object) -> ServedCluster:
