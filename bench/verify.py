@@ -1,7 +1,7 @@
 """Predicted against measured on this machine: split and unsplit, from little load to past saturation, as one table.
 
-Embedded workers, and vLLM machines where `--vllm` names the environment that `make install-vllm` makes. Writes
-docs/verify-table.md; `--quick` writes nothing.
+Of embedded workers, docs/verify-table.md; of vLLM machines, docs/verify-table-vllm.md, where `--vllm` names the
+environment that `make install-vllm` makes. `--quick` writes nothing.
 """
 
 import argparse
@@ -26,12 +26,13 @@ from phasesplit.files.profile_schema import ProfileSpec
 from phasesplit.files.serve_files import BLOCK_TOKENS, ServedCluster, VllmOptions
 from phasesplit.files.workloads import load_workload
 from phasesplit.measuring.cores import cores_text
+from phasesplit.measuring.host import host_facts
 from phasesplit.measuring.prediction import NO_OVERHEADS, Twin
 from phasesplit.measuring.verify import Verification, on_cores
 from phasesplit.scheduling.rules import Batching, Rules
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "docs" / "verify-table.md"
+TABLE, VLLM_TABLE = ROOT / "docs" / "verify-table.md", ROOT / "docs" / "verify-table-vllm.md"
 CLUSTERS = {
     "split 1P+1T": {"prompt": 1, "token": 1},
     "split 2P+1T": {"prompt": 2, "token": 1},
@@ -82,12 +83,13 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="write no file")
     asked = options.parse_args()
     clusters = [ServedCluster(name=name, model=asked.model, pools=pools) for name, pools in CLUSTERS.items()]
-    engines = [measured(clusters, model_path(asked.model, print), asked, asked.profile)]
-    if asked.vllm is not None:
-        engines.append(measured(vllm_clusters(asked.vllm.absolute()), asked.vllm / "model", asked))
-    found = {name: runs for engine in engines for name, runs in engine.runs.items()}
+    if asked.vllm is None:
+        engine = measured(clusters, model_path(asked.model, print), asked)
+    else:
+        engine = measured(vllm_clusters(asked.vllm.absolute()), asked.vllm / "model", asked)
+    found = engine.runs
     lines = [
-        *head(engines, asked),
+        *head(engine, asked),
         *verdict(found),
         *errors(found),
         *goals(found),
@@ -97,8 +99,9 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if not asked.quick:
-        TABLE.write_text(text, encoding="utf-8")
-        print(f"wrote {TABLE.relative_to(ROOT)}", file=sys.stderr)
+        table = TABLE if asked.vllm is None else VLLM_TABLE
+        table.write_text(text, encoding="utf-8")
+        print(f"wrote {table.relative_to(ROOT)}", file=sys.stderr)
 
 
 def vllm_clusters(environment: Path) -> list[ServedCluster]:
@@ -115,13 +118,11 @@ def vllm_clusters(environment: Path) -> list[ServedCluster]:
     ]  # fmt: skip
 
 
-def measured(
-    clusters: list[ServedCluster], model: Path, asked: argparse.Namespace, profile: Path | None = None
-) -> Engine:
+def measured(clusters: list[ServedCluster], model: Path, asked: argparse.Namespace) -> Engine:
     """Profile a machine, and verify clusters of it; the first one's capacity sets the rates."""
     with tempfile.TemporaryDirectory() as scratch:
-        path = profile or Path(scratch) / "profile.json"
-        if profile is None:
+        path = asked.profile or Path(scratch) / "profile.json"
+        if asked.profile is None:
             measure_profile(path, clusters[0], model, asked.profile_time)
         most_per_s = capacity_per_s(clusters[0], path)
         traces = [trace_at(share * most_per_s, asked.duration) for share in SHARES]
@@ -154,21 +155,22 @@ def cores(run: Verification) -> str:
     return f"{own}; gateway and client {cores_text(plan.front)}"
 
 
-def head(engines: list[Engine], asked: argparse.Namespace) -> list[str]:
+def head(engine: Engine, asked: argparse.Namespace) -> list[str]:
     """Return what was measured where."""
-    machine = engines[0].profile.machine
+    machine = host_facts(None)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     return [
         "# Predicted against measured, in figures",
         "",
-        "Made by `python bench/verify.py`; [verify.md](verify.md) says what is compared with what.",
+        f"Made by `python bench/verify.py{' --vllm .venv-vllm' if asked.vllm else ''}`; "
+        "[verify.md](verify.md) says what is compared with what.",
         "",
         f"- Machine: {machine.processor}, {os.cpu_count()} cores, {machine.system}; Python "
         f"{platform.python_version()}, after commit {commit.stdout.strip() or 'unknown'}, "
         f"{datetime.now(UTC).date().isoformat()}.",
         f"- Work: azure-conversation, prompts of at most {CLIP[0]} and outputs of at most {CLIP[1]} tokens, "
         f"{asked.duration:g} s of arrivals; 100 % is what 1P+1T of the same engine is predicted to serve.",
-        *(line for engine in engines for line in _basis(engine)),
+        *_basis(engine),
         "",
     ]
 
@@ -188,7 +190,7 @@ def _basis(engine: Engine) -> list[str]:
 def verdict(found: Runs) -> list[str]:
     """Return how many runs had to share the workers' cores with what the simulation does not know."""
     runs = [run for own in found.values() for run in own]
-    busy = sum(max(run.waited.values()) > QUIET for run in runs)
+    busy = sum(max(run.waited.values(), default=0.0) > QUIET for run in runs)
     if not busy:
         return []
     return [
@@ -220,7 +222,7 @@ def errors(found: Runs) -> list[str]:
             cause = "-" if explanation.stage is None else f"{explanation.stage} ({1e3 * explanation.stage_s:+.0f} ms)"
             rows.append(
                 f"| {cluster} | {share:.0%} | {run.comparison.compared} | {' | '.join(cells)} | "
-                f"{max(run.waited.values()):.0%} | {cause} |"
+                f"{f'{max(run.waited.values()):.0%}' if run.waited else '-'} | {cause} |"
             )
     return [*rows, ""]
 

@@ -137,7 +137,7 @@ def test_machines_that_cannot_keep_to_a_share_have_whole_cores(
 ) -> None:
     """Two vLLM servers on one core would take each other's time, and the prediction would know nothing of it."""
     plan = whole_core_plan(workers, cores)
-    assert (plan.workers, plan.front, plan.core_share) == (own, front, 1.0)
+    assert (plan.workers, plan.front, plan.core_share, plan.has_families) == (own, front, 1.0, True)
     assert plan.cores_each == len(own["a"])
 
 

@@ -26,11 +26,13 @@ class CorePlan:
         workers: Worker to its cores.
         front: The cores of gateway and client; none of them is a worker's, unless there are too few.
         core_share: What each worker may use of its cores, 0 to 1.
+        has_families: Whether a worker is several processes, which share its cores among one another.
     """
 
     workers: Mapping[str, frozenset[int]]
     front: frozenset[int]
     core_share: float
+    has_families: bool = False
 
     @property
     def cores_each(self) -> int:
@@ -82,7 +84,7 @@ def whole_core_plan(workers: Sequence[str], cores: Sequence[int] | None = None) 
     each = len(own) // len(workers)
     taken = {name: frozenset(own[index * each : (index + 1) * each]) for index, name in enumerate(workers)}
     front = frozenset(usable).difference(*taken.values())
-    return CorePlan(workers=taken, front=front or frozenset(usable), core_share=1.0)
+    return CorePlan(workers=taken, front=front or frozenset(usable), core_share=1.0, has_families=True)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ class Verification:
         gateway_share: Share of a core that the gateway had.
         client_share: The same of the process that sent.
         waited: Worker to the seconds that it had to wait for its core, beyond what its share leaves to others, for each
-            second that it computed.
+            second that it computed; empty where workers are several processes, which wait for one another.
         others_share: Share of all cores that other processes had.
         warnings: What a reader should know before trusting the figures.
     """
@@ -142,14 +142,11 @@ async def verify(
             await afterwards(live)
     # The gateway lives in this process: simulating while it serves would slow it.
     tell("simulating", 0, 1)
-    overheads, idle_waited = idle_overheads(idle, times, quiet), max(_waited(idle, core_share).values(), default=0.0)
-    distrust = []
-    if adds_overheads and idle_waited > _TRUSTED_SHARE:
+    overheads, distrust = idle_overheads(idle, times, quiet), _distrust(idle, plan)
+    if adds_overheads and distrust:
         adds_overheads = False
-        distrust.append(
-            f"the idle cluster waited {idle_waited:.1f} s for its cores for each second it computed, so "
-            "what was measured of its front end is not added to the prediction"
-        )
+    else:
+        distrust = []
     earlier = [*warm.output_tokens.tolist(), *quiet.output_tokens.tolist()]
     found = []
     for trace, run in zip(traces, runs, strict=True):
@@ -176,7 +173,7 @@ async def verify(
                 errors=_errors(run),
                 gateway_share=run.busy_s[GATEWAY] / run.replay.wall_s,
                 client_share=run.busy_s[CLIENT] / run.replay.wall_s,
-                waited=_waited(run, core_share),
+                waited=_waited(run, plan),
                 others_share=run.others_share,
                 warnings=(*distrust, *_doubts(run, comparison, plan), *predicted.result.warnings),
             )
@@ -296,20 +293,36 @@ def _tells_starts(run: Run) -> bool:
     return any(record is not None and record["prompt_started_s"] is not None for record in run.records)
 
 
+def _distrust(idle: Run, plan: CorePlan) -> list[str]:
+    """Return why what the idle cluster took says nothing of its front end, nothing where it does."""
+    waited = max(_waited(idle, plan).values(), default=0.0)
+    why = f"the idle cluster waited {waited:.1f} s for its cores for each second it computed"
+    if plan.has_families:
+        waited, why = idle.others_share, f"other processes had {idle.others_share:.0%} of the cores of the idle cluster"
+    if waited <= _TRUSTED_SHARE:
+        return []
+    return [f"{why}, so what was measured of its front end is not added to the prediction"]
+
+
 def _errors(run: Run) -> dict[str, int]:
     texts = [one.error for one in run.replay.seen if one.error]
     return {text: texts.count(text) for text in dict.fromkeys(texts)}
 
 
-def _waited(run: Run, core_share: float) -> dict[str, float]:
-    """Return how long each worker waited for its core beyond what its share leaves to others, over what it computed."""
-    usual = 1 / core_share - 1
+def _waited(run: Run, plan: CorePlan) -> dict[str, float]:
+    """Return how long each worker waited for its core beyond what its share leaves to others, over what it computed.
+
+    Nothing for workers of several processes, which wait for one another.
+    """
+    if plan.has_families:
+        return {}
+    usual = 1 / plan.core_share - 1
     return {name: max(0.0, waited_s / max(run.busy_s[name], 1e-3) - usual) for name, waited_s in run.waited_s.items()}
 
 
 def _doubts(run: Run, comparison: Comparison, plan: CorePlan) -> list[str]:
     doubts = []
-    waited = {name: share for name, share in _waited(run, plan.core_share).items() if share > _WAITED_SHARE}
+    waited = {name: share for name, share in _waited(run, plan).items() if share > _WAITED_SHARE}
     if waited:
         each = ", ".join(f"{name} {share:.2f} s" for name, share in waited.items())
         doubts.append(f"workers waited for a core while something else had it, for each second they computed: {each}")
