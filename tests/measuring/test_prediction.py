@@ -258,6 +258,14 @@ def test_the_front_end_is_what_short_requests_take_longer_than_their_iterations(
     assert found.stages_s[FRONT] == pytest.approx(0.003)
 
 
+def test_what_a_profile_from_outside_has_in_its_prompts_is_not_in_the_queue_too(tmp_path: Path) -> None:
+    """The way to the server would count twice, and every TTFT of a vLLM machine would be predicted too long."""
+    times = twin(tmp_path, SPLIT).times
+    run = idle_run({"queue": 0.005, "prompt": 0.029, "step": 0.01, "client": 0.0}, batch_s=0.017)
+    found = idle_overheads(run, times, idle_trace(times, 4096))
+    assert found.stages_s[QUEUE] + found.stages_s[PROMPT] == pytest.approx(0.034 - 0.032)
+
+
 def test_a_cluster_faster_than_its_profile_has_no_negative_front_end(tmp_path: Path) -> None:
     """A profile that is too slow would be corrected in secret."""
     times = twin(tmp_path, SPLIT).times

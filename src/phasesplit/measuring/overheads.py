@@ -72,10 +72,12 @@ def idle_overheads(run: Run, times: PhaseTimes, trace: Trace) -> Overheads:
     token_s = min(token_s, one_s)
     messages_s = _usual([record["first_token_s"] - (record["prompt_started_s"] or 0.0) for record, _ in alone])
     messages_s -= float(times.prompt_time_s(prompt_tokens)) + one_s
+    # Times that were taken from outside have the front end in them: what is in the prompt's is not in the queue too.
+    queue_s = _usual([record["prompt_started_s"] or 0.0 for record, _ in alone]) + min(messages_s, 0.0)
     front_s = _usual([first_s - record["first_token_s"] for record, first_s in alone])
     return Overheads(
         stages_s={
-            QUEUE: _usual([record["prompt_started_s"] or 0.0 for record, _ in alone]),
+            QUEUE: max(queue_s, 0.0),
             PROMPT: max(messages_s, 0.0),
             FRONT: max(front_s, 0.0),
         },
