@@ -23,13 +23,12 @@ from phasesplit.domain.request import Trace
 from phasesplit.engine.fetch import model_path
 from phasesplit.files.profile_files import read_profile_file
 from phasesplit.files.profile_schema import ProfileSpec
-from phasesplit.files.serve_files import BLOCK_TOKENS, ServedCluster, VllmOptions
+from phasesplit.files.serve_files import VLLM_RULES, ServedCluster, VllmOptions
 from phasesplit.files.workloads import load_workload
 from phasesplit.measuring.cores import cores_text
 from phasesplit.measuring.host import host_facts
 from phasesplit.measuring.prediction import NO_OVERHEADS, Twin
 from phasesplit.measuring.verify import Verification, on_cores
-from phasesplit.scheduling.rules import Batching, Rules
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE, VLLM_TABLE = ROOT / "docs" / "verify-table.md", ROOT / "docs" / "verify-table-vllm.md"
@@ -108,10 +107,9 @@ def vllm_clusters(environment: Path) -> list[ServedCluster]:
     """Return the clusters of vLLM machines; an environment is not resolved, for its interpreter is a link."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     vllm = VllmOptions(python=str(environment / "bin" / "python"), arguments=VLLM_ARGUMENTS)
-    rules = Rules(block_tokens=BLOCK_TOKENS, batching=Batching.CHUNKED)
     return [
         ServedCluster(
-            name=name, model=str(environment / "model"), pools=pools, rules=rules, kv_bytes=10**9, stalled_s=60.0,
+            name=name, model=str(environment / "model"), pools=pools, rules=VLLM_RULES, kv_bytes=10**9, stalled_s=60.0,
             vllm=vllm,
         )
         for name, pools in VLLM_CLUSTERS.items()

@@ -15,7 +15,7 @@ from phasesplit.domain.request import Trace
 from phasesplit.errors import SpecError
 from phasesplit.files.profile_files import read_profile_file
 from phasesplit.files.serve_files import ServedCluster
-from phasesplit.measuring.cores import CorePlan, core_plan, cores_text, cpu_s, family, pinned, whole_core_plan
+from phasesplit.measuring.cores import CorePlan, core_plan, cores_text, cpu_s, pinned, process_tree, whole_core_plan
 from phasesplit.measuring.live import Live, Run, in_order
 from phasesplit.measuring.overheads import idle_overheads, idle_trace
 from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin, as_gateways_expect
@@ -137,7 +137,7 @@ def test_machines_that_cannot_keep_to_a_share_have_whole_cores(
 ) -> None:
     """Two vLLM servers on one core would take each other's time, and the prediction would know nothing of it."""
     plan = whole_core_plan(workers, cores)
-    assert (plan.workers, plan.front, plan.core_share, plan.has_families) == (own, front, 1.0, True)
+    assert (plan.workers, plan.front, plan.core_share, plan.has_process_trees) == (own, front, 1.0, True)
     assert plan.cores_each == len(own["a"])
 
 
@@ -165,7 +165,7 @@ def test_what_a_worker_has_started_counts_as_the_worker() -> None:
         try:
             assert worker.stdout is not None
             worker.stdout.readline()
-            pids = family(worker.pid)
+            pids = process_tree(worker.pid)
             assert len(pids) == 2
             assert cpu_s(worker.pid) >= 0.3
             core = max(os.sched_getaffinity(0))
@@ -176,7 +176,7 @@ def test_what_a_worker_has_started_counts_as_the_worker() -> None:
             ):
                 assert [os.sched_getaffinity(pid) for pid in pids] == [{core}, {core}]
         finally:
-            for pid in reversed(family(worker.pid)):
+            for pid in reversed(process_tree(worker.pid)):
                 os.kill(pid, signal.SIGKILL)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 32
 """Tokens of a KV block of the embedded engine."""
 
-_VLLM_RULES = Rules(block_tokens=BLOCK_TOKENS, batching=Batching.CHUNKED)
+VLLM_RULES = Rules(block_tokens=BLOCK_TOKENS, batching=Batching.CHUNKED)
 """vLLM forms its batches itself, on every machine: the token phase first, then chunks of prompts."""
 
 _LEAST_CORE_SHARE = 0.01
@@ -104,7 +104,7 @@ def load_served_cluster(path: str | Path) -> ServedCluster:
     content, where = read_yaml(path)
     spec = checked(content, ServedSpec, where, str(path))
     serve = spec.serve
-    rules = served_rules(spec.rules, inside(where, "rules"), _VLLM_RULES if spec.engine == "vllm" else None)
+    rules = served_rules(spec.rules, inside(where, "rules"), VLLM_RULES if spec.engine == "vllm" else None)
     pools: dict[str, int] = {}
     for pool in spec.pools:
         pools[str(pool.role)] = pools.get(str(pool.role), 0) + pool.count

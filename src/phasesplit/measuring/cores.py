@@ -26,13 +26,13 @@ class CorePlan:
         workers: Worker to its cores.
         front: The cores of gateway and client; none of them is a worker's, unless there are too few.
         core_share: What each worker may use of its cores, 0 to 1.
-        has_families: Whether a worker is several processes, which share its cores among one another.
+        has_process_trees: Whether a worker is several processes, which share its cores among one another.
     """
 
     workers: Mapping[str, frozenset[int]]
     front: frozenset[int]
     core_share: float
-    has_families: bool = False
+    has_process_trees: bool = False
 
     @property
     def cores_each(self) -> int:
@@ -84,7 +84,7 @@ def whole_core_plan(workers: Sequence[str], cores: Sequence[int] | None = None) 
     each = len(own) // len(workers)
     taken = {name: frozenset(own[index * each : (index + 1) * each]) for index, name in enumerate(workers)}
     front = frozenset(usable).difference(*taken.values())
-    return CorePlan(workers=taken, front=front or frozenset(usable), core_share=1.0, has_families=True)
+    return CorePlan(workers=taken, front=front or frozenset(usable), core_share=1.0, has_process_trees=True)
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def pinned(plan: CorePlan, workers: Mapping[str, int], front: Iterable[int]) -> 
     """
     usable, front = os.sched_getaffinity(0), list(front)
     for name, pid in workers.items():
-        for each in family(pid):
+        for each in process_tree(pid):
             pin(each, plan.workers[name])
     try:
         for pid in front:
@@ -117,7 +117,7 @@ def pin(pid: int, cores: Collection[int], root: Path = Path("/proc")) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def family(pid: int, root: Path = Path("/proc")) -> list[int]:
+def process_tree(pid: int, root: Path = Path("/proc")) -> list[int]:
     """Return a process that runs, and all that it and they have started; none where it does not run."""
     children: dict[int, list[int]] = {}
     for place in root.glob("[0-9]*"):
@@ -132,7 +132,7 @@ def family(pid: int, root: Path = Path("/proc")) -> list[int]:
 def cpu_s(pid: int, root: Path = Path("/proc")) -> float:
     """Return how long the threads of a process, and those of all that it has started, have computed so far."""
     ticks = 0
-    for each in family(pid, root):
+    for each in process_tree(pid, root):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             ticks += sum(map(int, _fields(each, root)[_CPU_FIELDS]))
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -144,7 +144,7 @@ def core_wait_s(pid: int, root: Path = Path("/proc")) -> float:
     0 where nobody counts.
     """
     waited_ns = 0
-    for each in family(pid, root):
+    for each in process_tree(pid, root):
         for schedule in (root / str(each) / "task").glob("*/schedstat"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile, or nobody counts
                 waited_ns += int(schedule.read_text(encoding="ascii").split()[1])

@@ -1,6 +1,5 @@
 """What an endpoint tells of itself besides its models: a worker of phasesplit in /facts, vLLM in /metrics."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,14 +8,13 @@ import aiohttp
 
 from phasesplit.errors import TransferError
 from phasesplit.measuring.endpoint import Endpoint
+from phasesplit.serving.vllm_metrics import read_figures
 from phasesplit.transfer.layout import KvLayout
 
 if TYPE_CHECKING:
     from phasesplit.files.profile_schema import KvFacts, LinkFacts
 
 _PATIENCE_S = 5.0
-_VLLM_BLOCKS = re.compile(r'vllm:cache_config_info\{[^}]*?\bnum_gpu_blocks="(\d+)"')
-_VLLM_BLOCK_TOKENS = re.compile(r'vllm:cache_config_info\{[^}]*?\bblock_size="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +83,12 @@ def _bytes_per_token(layout: Any) -> float | None:
 def _kv_of_vllm(metrics: str) -> "KvFacts | None":
     from phasesplit.files.profile_schema import KvFacts
 
-    blocks, block_tokens = _VLLM_BLOCKS.search(metrics), _VLLM_BLOCK_TOKENS.search(metrics)
-    if blocks is None or block_tokens is None:
+    figures = read_figures(metrics)
+    if not (figures.blocks and figures.block_tokens):
         return None
     return KvFacts(
-        blocks=int(blocks[1]),
-        block_tokens=int(block_tokens[1]),
+        blocks=figures.blocks,
+        block_tokens=figures.block_tokens,
         bytes_per_token=None,
         source="the endpoint's /metrics (vllm:cache_config_info)",
     )

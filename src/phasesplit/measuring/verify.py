@@ -142,11 +142,8 @@ async def verify(
             await afterwards(live)
     # The gateway lives in this process: simulating while it serves would slow it.
     tell("simulating", 0, 1)
-    overheads, distrust = idle_overheads(idle, times, quiet), _distrust(idle, plan)
-    if adds_overheads and distrust:
-        adds_overheads = False
-    else:
-        distrust = []
+    overheads, distrust = idle_overheads(idle, times, quiet), _distrust(idle, plan) if adds_overheads else []
+    adds_overheads = adds_overheads and not distrust
     earlier = [*warm.output_tokens.tolist(), *quiet.output_tokens.tolist()]
     found = []
     for trace, run in zip(traces, runs, strict=True):
@@ -296,10 +293,11 @@ def _tells_starts(run: Run) -> bool:
 def _distrust(idle: Run, plan: CorePlan) -> list[str]:
     """Return why what the idle cluster took says nothing of its front end, nothing where it does."""
     waited = max(_waited(idle, plan).values(), default=0.0)
-    why = f"the idle cluster waited {waited:.1f} s for its cores for each second it computed"
-    if plan.has_families:
-        waited, why = idle.others_share, f"other processes had {idle.others_share:.0%} of the cores of the idle cluster"
-    if waited <= _TRUSTED_SHARE:
+    if waited > _TRUSTED_SHARE:
+        why = f"the idle cluster waited {waited:.1f} s for its cores for each second it computed"
+    elif plan.has_process_trees and idle.others_share > _TRUSTED_SHARE:
+        why = f"other processes had {idle.others_share:.0%} of this machine's cores while the cluster was idle"
+    else:
         return []
     return [f"{why}, so what was measured of its front end is not added to the prediction"]
 
@@ -314,7 +312,7 @@ def _waited(run: Run, plan: CorePlan) -> dict[str, float]:
 
     Nothing for workers of several processes, which wait for one another.
     """
-    if plan.has_families:
+    if plan.has_process_trees:
         return {}
     usual = 1 / plan.core_share - 1
     return {name: max(0.0, waited_s / max(run.busy_s[name], 1e-3) - usual) for name, waited_s in run.waited_s.items()}
