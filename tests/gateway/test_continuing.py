@@ -42,6 +42,15 @@ async def cut(rig: Rig, places: tuple[int, ...], **fields: Any) -> Call:
     return call
 
 
+async def held_stream(rig: Rig) -> Call:
+    """Begin a stream whose token machine holds its third token back, and those that could go on theirs."""
+    for name in ("t1", "t2", "t3"):
+        rig.workers[name].hold("token 3")
+    call = rig.complete(stream=True, max_tokens=8)
+    await settle()
+    return call
+
+
 def parts(call: Call) -> list[dict[str, Any]]:
     """Return the events of a stream but the mark of its end."""
     return [event for event in call.events if event != "[DONE]"]
@@ -376,10 +385,7 @@ def test_the_pair_that_goes_on_may_be_lost_too(side: str) -> None:
 
     async def scenario() -> None:
         async with Rig(THRICE) as rig:
-            for name in ("t1", "t2", "t3"):
-                rig.workers[name].hold("token 3")
-            call = rig.complete(stream=True, max_tokens=8)
-            await settle()
+            call = await held_stream(rig)
             choice = rig.gateway.desk.live[0]
             for name in ("p1", "p2"):
                 rig.workers[name].hold("prompt")
@@ -408,10 +414,7 @@ def test_a_machine_that_is_lost_while_it_drains_costs_a_pause(order: str) -> Non
 
     async def scenario() -> None:
         async with Rig(THRICE) as rig:
-            for name in ("t1", "t2", "t3"):
-                rig.workers[name].hold("token 3")
-            call = rig.complete(stream=True, max_tokens=8)
-            await settle()
+            call = await held_stream(rig)
             pair = rig.gateway.desk.live[0].pair
             assert pair is not None
             dispatcher, now_s = rig.gateway.dispatcher, rig.clock.now_s()

@@ -291,16 +291,8 @@ def test_the_rules_of_a_cluster_reach_its_machines(tmp_path: Path, rules: str, e
     assert "--layerwise-from-tokens" not in worker_commands(load_served_cluster(file), around)["prompt-0"](9)
 
 
-def test_a_threshold_of_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_threshold_of_the_command_line(given: list[VllmSettings], capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong if what a person sets does not reach the connector, or one that is no length is taken."""
-    given: list[VllmSettings] = []
-
-    async def run_vllm_worker(settings: VllmSettings, *_: Any, **__: Any) -> int:
-        given.append(settings)
-        return 0
-
-    monkeypatch.setattr("phasesplit.serving.vllm_worker.run_vllm_worker", run_vllm_worker)
-    monkeypatch.setattr("phasesplit.serving.vllm_server.demand_vllm", lambda _: None)
     assert cli.run(["vllm-worker", "--model", "m", "--layerwise-from-tokens", "5"]) == 0
     assert '"threshold_tokens": 5' in " ".join(VllmServer(given[0], "")._command)
     assert cli.run(["vllm-worker", "--model", "m", "--layerwise-from-tokens", "-1"]) == 2

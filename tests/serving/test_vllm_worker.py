@@ -551,16 +551,8 @@ def test_an_interpreter_without_vllm_is_refused(tmp_path: Path, monkeypatch: pyt
         demand_vllm(str(bare))
 
 
-def test_the_key_of_a_file_reaches_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_a_file_reaches_vllm(tmp_path: Path, given: list[VllmSettings]) -> None:
     """Wrong if machines with --key-file meet without the key, because only the environment's reaches vLLM."""
-    given: list[VllmSettings] = []
-
-    async def run_vllm_worker(settings: VllmSettings, *_: Any, **__: Any) -> int:
-        given.append(settings)
-        return 0
-
-    monkeypatch.setattr("phasesplit.serving.vllm_worker.run_vllm_worker", run_vllm_worker)
-    monkeypatch.setattr("phasesplit.serving.vllm_server.demand_vllm", lambda _: None)
     (tmp_path / "key").write_text("a-long-key")
     assert cli.run(["vllm-worker", "--model", "m", "--key-file", str(tmp_path / "key")]) == 0
     (settings,) = given
