@@ -146,6 +146,8 @@ def test_wrong_input_is_refused_before_anything_runs(
     assert told(capsys, "verify", "no.yaml", "azure-conversation").startswith("no.yaml: cannot be read")
     assert told(capsys, "verify", str(cluster), "azure").startswith("TRACE (no such file): unknown name")
     assert told(capsys, "verify", str(cluster), "azure-conversation", "--clip", "64").startswith("--clip: got '64'")
+    nan = told(capsys, "verify", str(cluster), "azure-conversation", "--profile-time", "nan")
+    assert nan.startswith("--profile-time: got 'nan'"), "before a machine is started to be measured"
     vllm = tmp_path / "vllm.yaml"
     vllm.write_text(f"engine: vllm\n{CLUSTER}")
     with monkeypatch.context() as one_core:

@@ -10,6 +10,7 @@ from phasesplit.cli.demand import Demand
 from phasesplit.cli.options import Clip, Count, Duration, Rate, option
 from phasesplit.cli.replay import clipped, span
 from phasesplit.cli.verify_run import PROFILE_TIME, PROFILE_TIME_VLLM, measure_profile, verified
+from phasesplit.cli.worker import seconds_of
 from phasesplit.errors import SpecError
 
 
@@ -73,6 +74,8 @@ def verify(
         check_output(keep_profile, (ENDING,), "--keep-profile")
         if profile is not None:
             raise SpecError("--keep-profile: --profile names one, nothing is measured")
+    if profile_time is not None:
+        seconds_of(profile_time, "--profile-time")
     limits = None if clip is None else span("--clip", clip)
     asked = load_served_cluster(cluster)
     on_cores(asked)
