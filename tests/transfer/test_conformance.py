@@ -376,6 +376,23 @@ def test_lease_expires_without_heartbeats_only(open_wire: OpenWire) -> None:
     assert wire.receiver.leases.released == {Reason.EXPIRED: 1}
 
 
+def test_what_has_arrived_waits_for_its_reader_alone(open_wire: OpenWire) -> None:
+    """KV would go from under a token phase whose machine stood still for longer than a lease: its sender is silent."""
+    wire = open_wire(lease_s=10.0)
+    read, unread = wire.reserve(8, "read"), wire.reserve(8, "unread")
+    for reservation in (read, unread):
+        wire.sender.send_all(reservation)
+        wire.finish(reservation)
+    blocks = wire.receiver.take(read.transfer)
+    wire.now_s = 100.0
+    wire.receiver.reserve("another", 8, "prompt-0", wire.now_s)
+    wire.settle()
+    assert wire.receiver.state(read.transfer) is Arrival.READING
+    assert wire.receiver.take(unread.transfer) == unread.blocks
+    assert blocks == read.blocks
+    assert not wire.receiver.leases.released
+
+
 def test_sender_that_does_not_stop_is_cut(open_wire: OpenWire) -> None:
     """Blocks of an expired lease would stay held for ever because the sender does not answer."""
     wire = open_wire(lease_s=10.0)

@@ -43,6 +43,12 @@ def test_blocks_are_not_freed_under_a_writer() -> None:
         assert {ARRIVAL_TABLE[state][event] for event in ours} == {Arrival.DRAINING}
 
 
+def test_blocks_are_not_freed_under_a_reader() -> None:
+    """A token phase would read what another request writes, because its machine was busy for longer than a lease."""
+    ours = {ArrivalEvent.RELEASE, ArrivalEvent.ABORT}
+    assert {event for event, after in ARRIVAL_TABLE[Arrival.READING].items() if after is Arrival.RELEASED} == ours
+
+
 def test_every_state_can_end() -> None:
     """A transfer would hold its blocks whatever happens."""
     for state in Arrival:

@@ -67,7 +67,6 @@ class Incoming:
         self._strangers: dict[int, float] = {}  # channels that have not said who they are, and until when they may
         self._last_channel = 0
         self._transfers: dict[str, int] = {}
-        self._next_heartbeat_s = 0.0
 
     def expect(self, key: str, tokens: int, sender: str, *, wants_note: bool = True) -> None:
         """Hold the blocks of a prompt, and offer them to its sender as soon as it has a channel to us.
@@ -133,9 +132,6 @@ class Incoming:
                 self._last_channel += 1
                 self._channels[self._last_channel] = channel
                 self._strangers[self._last_channel] = now_s + self._patience.answer_s
-        if now_s >= self._next_heartbeat_s:
-            self._next_heartbeat_s = now_s + self._patience.heartbeat_s
-            self._keep_alive(now_s)
         self._move()
         self._sweep(now_s)
 
@@ -152,12 +148,6 @@ class Incoming:
     def _move(self) -> None:
         """Send what is to be said, and take what has come, as far as goes without waiting."""
         drive_receiver(self._receiver, self._channels, self._clock())
-
-    def _keep_alive(self, now_s: float) -> None:
-        """Extend the leases of what has arrived: its sender says nothing more, and its reader is this process."""
-        for transfer in self._transfers.values():
-            if self._receiver.state(transfer) in (Arrival.READY, Arrival.READING):
-                self._receiver.heartbeat(transfer, now_s)
 
     def _sweep(self, now_s: float) -> None:
         """Drop channels that have ended, and close those whose other end does not say who it is."""

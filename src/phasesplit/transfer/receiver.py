@@ -161,12 +161,6 @@ class Receiver:
         awaited = self._awaited.get(transfer)
         return (awaited.note if awaited else None) or b""
 
-    def heartbeat(self, transfer: int, now_s: float) -> bool:
-        """Extend the lease of a transfer that has not failed; return whether there is one."""
-        if self.state(transfer) in (Arrival.DRAINING, Arrival.RELEASED):
-            return False
-        return self.leases.extend(transfer, now_s)
-
     def release(self, transfer: int, now_s: float) -> None:
         """Give the blocks back; before the transfer is whole this aborts it. A second call changes nothing."""
         whole = self.state(transfer) in (Arrival.READY, Arrival.READING)
@@ -232,7 +226,8 @@ class Receiver:
         elif message.kind is Kind.STOPPED:
             self._happen(transfer, ArrivalEvent.PEER_STOPPED, now_s, Reason.ABORTED, "")
         elif message.kind is Kind.HEARTBEAT:
-            self.heartbeat(transfer, now_s)
+            if self.state(transfer) is not Arrival.DRAINING:
+                self.leases.extend(transfer, now_s)
         else:
             self.absorbed["message of a receiver"] += 1
 

@@ -28,7 +28,7 @@ class ArrivalEvent(Enum):
     READ = auto()  # the token phase takes the blocks
     RELEASE = auto()  # the token phase is done, or never began
     ABORT = auto()  # our side gives up
-    EXPIRE = auto()  # no heartbeat before the deadline
+    EXPIRE = auto()  # no word of the sender before the deadline
     PEER_ABORT = auto()  # the sender gives up, and has stopped
     PEER_STOPPED = auto()  # the sender has stopped because we gave up
     PEER_LOST = auto()  # the channel ended in any way
@@ -75,13 +75,16 @@ def _failing(state: Arrival) -> dict[ArrivalEvent, Arrival | None]:
 
 
 def _whole(state: Arrival, after_peer_abort: Arrival) -> dict[ArrivalEvent, Arrival | None]:
-    """Return the row of a state in which everything has arrived: the sender writes no more."""
+    """Return the row of a state in which everything has arrived: the sender writes no more.
+
+    A deadline passes without consequence: it waits for the sender's word, and here the reader alone may end it, even
+    one that computes for longer than a lease.
+    """
     return {
         **dict.fromkeys(ArrivalEvent, state),
         ArrivalEvent.READ: Arrival.READING,
         ArrivalEvent.RELEASE: Arrival.RELEASED,
         ArrivalEvent.ABORT: Arrival.RELEASED,
-        ArrivalEvent.EXPIRE: Arrival.RELEASED,
         ArrivalEvent.PEER_ABORT: after_peer_abort,
     }
 
