@@ -4,9 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from phasesplit.engine import bookings, kernels
 from phasesplit.engine.cached_file import cache_directory, is_whole
 from phasesplit.engine.fetch import DEFAULT
 from phasesplit.engine.tiny import write_tiny_model
+from phasesplit.scheduling.rules import Rules
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """Compile what workers compile before they join: on a cold machine it takes longer than tests wait."""
+    bookings.warm(Rules())
+    kernels.warm_up()
 
 
 @pytest.fixture(scope="session")
