@@ -15,7 +15,7 @@ from phasesplit.domain.request import Trace
 from phasesplit.errors import SpecError
 from phasesplit.files.profile_files import read_profile_file
 from phasesplit.files.serve_files import ServedCluster
-from phasesplit.measuring.cores import CorePlan, core_plan, cores_text, cpu_s, pinned, process_tree, whole_core_plan
+from phasesplit.measuring.cores import CorePlan, core_plan, cores_text, cpu_s, pinned, whole_core_plan, with_descendants
 from phasesplit.measuring.live import Live, Run, in_order
 from phasesplit.measuring.overheads import idle_overheads, idle_trace
 from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin, as_gateways_expect
@@ -165,7 +165,7 @@ def test_what_a_worker_has_started_counts_as_the_worker() -> None:
         try:
             assert worker.stdout is not None
             worker.stdout.readline()
-            pids = process_tree(worker.pid)
+            pids = with_descendants(worker.pid)
             assert len(pids) == 2
             assert cpu_s(worker.pid) >= 0.3
             core = max(os.sched_getaffinity(0))
@@ -176,7 +176,7 @@ def test_what_a_worker_has_started_counts_as_the_worker() -> None:
             ):
                 assert [os.sched_getaffinity(pid) for pid in pids] == [{core}, {core}]
         finally:
-            for pid in reversed(process_tree(worker.pid)):
+            for pid in reversed(with_descendants(worker.pid)):
                 os.kill(pid, signal.SIGKILL)
 
 

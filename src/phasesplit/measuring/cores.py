@@ -98,7 +98,7 @@ def pinned(plan: CorePlan, workers: Mapping[str, int], front: Iterable[int]) -> 
     """
     usable, front = os.sched_getaffinity(0), list(front)
     for name, pid in workers.items():
-        for each in process_tree(pid):
+        for each in with_descendants(pid):
             pin(each, plan.workers[name])
     try:
         for pid in front:
@@ -117,7 +117,7 @@ def pin(pid: int, cores: Collection[int], root: Path = Path("/proc")) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def process_tree(pid: int, root: Path = Path("/proc")) -> list[int]:
+def with_descendants(pid: int, root: Path = Path("/proc")) -> list[int]:
     """Return a process that runs, and all that it and they have started; none where it does not run."""
     children: dict[int, list[int]] = {}
     for place in root.glob("[0-9]*"):
@@ -132,7 +132,7 @@ def process_tree(pid: int, root: Path = Path("/proc")) -> list[int]:
 def cpu_s(pid: int, root: Path = Path("/proc")) -> float:
     """Return how long the threads of a process, and those of all that it has started, have computed so far."""
     ticks = 0
-    for each in process_tree(pid, root):
+    for each in with_descendants(pid, root):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             ticks += sum(map(int, _fields(each, root)[_CPU_FIELDS]))
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -144,7 +144,7 @@ def core_wait_s(pid: int, root: Path = Path("/proc")) -> float:
     0 where nobody counts.
     """
     waited_ns = 0
-    for each in process_tree(pid, root):
+    for each in with_descendants(pid, root):
         for schedule in (root / str(each) / "task").glob("*/schedstat"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile, or nobody counts
                 waited_ns += int(schedule.read_text(encoding="ascii").split()[1])
