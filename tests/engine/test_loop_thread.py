@@ -1,5 +1,6 @@
 """The engine's thread: commands from other threads, events in batches, and sleep while there is nothing to do."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -151,9 +152,10 @@ def test_a_pair_of_threads_hands_kv_over() -> None:
         machines = [Running(machine) for machine in pair.machines]
         for machine in machines:
             machine.thread.start()
-        waits = []
-        for number in range(6):
-            request = asked(np.random.default_rng(number).integers(3, 300, 20 + 20 * number), 6)
+        shortest = [math.inf] * 6
+        for number in range(18):
+            size = number % 6
+            request = asked(np.random.default_rng(size).integers(3, 300, 20 + 20 * size), 6)
             legs = Heard(), Heard()
             begun_s = time.monotonic()
             for one, leg, submit in zip(machines, legs, (pair.submit_prompt, pair.submit_token), strict=True):
@@ -161,9 +163,9 @@ def test_a_pair_of_threads_hands_kv_over() -> None:
                     lambda _, leg=leg, submit=submit, request=request, key=f"r{number}": submit(request, key, leg)
                 )
             wait_until(lambda legs=legs: isinstance(legs[1].events[-1] if legs[1].events else None, Finished))
-            waits.append(time.monotonic() - begun_s)
+            shortest[size] = min(shortest[size], time.monotonic() - begun_s)
             assert legs[1].ids == served(Machine(), request).ids
-        assert sorted(waits)[-2] < 0.2, waits
+        assert max(shortest) < 0.2, shortest
         wait_until(lambda: all(not machine.thread.facts.held for machine in machines))
         for machine in machines:
             assert machine.thread.stop()

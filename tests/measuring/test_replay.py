@@ -69,16 +69,17 @@ def _replayed(
 
 def test_latencies_are_those_of_the_server() -> None:
     """Otherwise what verify calls measured is an artefact of the client."""
-    measured = _replayed(_trace([0.0, 0.1, 0.15], [4, 1, 3]), _steady)
+    measured = _replayed(_trace([0.0, 0.1, 0.15, 0.3, 0.45, 0.5, 0.6], [4, 1, 3, 2, 5, 1, 2]), _steady)
     columns = measured.columns()
-    assert list(columns["error"]) == ["", "", ""]
-    assert list(columns["output_tokens"]) == [4, 1, 3]
+    assert list(columns["error"]) == [""] * 7
+    assert list(columns["output_tokens"]) == [4, 1, 3, 2, 5, 1, 2]
     assert (columns["ttft_s"] >= FIRST_S).all()
-    assert (columns["ttft_s"] < FIRST_S + ROOM_S).all()
+    # A busy host delays any one of them; what the client adds, it adds to all.
+    assert np.median(columns["ttft_s"]) < FIRST_S + ROOM_S
     expected_s = FIRST_S + GAP_S * (columns["output_tokens"] - 1)
-    assert (np.abs(columns["e2e_s"] - expected_s) < 2 * ROOM_S).all()
+    assert np.median(np.abs(columns["e2e_s"] - expected_s)) < 2 * ROOM_S
     assert abs(np.median(measured.gaps_s) - GAP_S) < ROOM_S
-    assert len(measured.gaps_s) == 5
+    assert len(measured.gaps_s) == 11
     assert np.isnan(columns["tbt_mean_s"][1])
 
 
