@@ -55,6 +55,21 @@ def test_silent_machine_gives_up_its_requests() -> None:
     play(scenario())
 
 
+def test_a_gateway_that_stood_still_does_not_blame_its_machines() -> None:
+    """A host that pauses for a few seconds would lose all its machines at once, and every request with them."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            await settle()
+            rig.clock.stand_still(20.0)
+            assert (state_of(rig, "p"), state_of(rig, "t")) == ("serving", "serving")
+            rig.workers["t"].stall()
+            await rig.pass_time(6.0)
+            assert (state_of(rig, "p"), state_of(rig, "t")) == ("serving", "off")
+
+    play(scenario())
+
+
 def test_restart_joins_with_a_new_epoch_and_an_old_life_cannot() -> None:
     """Orders and KV of a machine's last life would be taken for its new one's."""
 

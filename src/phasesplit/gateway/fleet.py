@@ -47,7 +47,7 @@ class Heartbeats:
 
     Attributes:
         tick_s: Between two looks at leases, queues and machines.
-        silence_s: A machine that has said nothing for so long is lost.
+        silence_s: A machine that has said nothing for so long, while the gateway listened, is lost.
         again_s: Between two tries to reach a lost machine.
         forget_s: A lost machine that has not come back for so long is called no more.
     """
@@ -106,6 +106,7 @@ class Fleet:
         self._listener: Listener | None = None
         self._orders: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
+        self._next_tick_s = self._listens_since_s = clock.now_s()
 
     def report_to(self, listener: Listener) -> None:
         """Say who serves requests on the machines."""
@@ -306,9 +307,14 @@ class Fleet:
 
     def _tick(self) -> None:
         now_s = self._clock.now_s()
-        self._timer = self._clock.call_at(now_s + self._beats.tick_s, self._tick)
+        if now_s - self._next_tick_s > self._beats.silence_s / 2:
+            # The gateway itself stood still: what machines said meanwhile is still to be read.
+            self._listens_since_s = now_s
+        self._next_tick_s = now_s + self._beats.tick_s
+        self._timer = self._clock.call_at(self._next_tick_s, self._tick)
         for machine in tuple(self._machines.values()):
-            if not machine.is_lost and now_s - machine.heard_s > self._beats.silence_s:
+            silent_s = now_s - max(machine.heard_s, self._listens_since_s)
+            if not machine.is_lost and silent_s > self._beats.silence_s:
                 self._lose(machine)
                 if machine.listening is not None:
                     machine.listening.cancel()

@@ -57,3 +57,12 @@ class ManualClock:
             if pending.call is not None:
                 pending.call()
         self._now_s = end_s
+
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass for all but the process, as where its host pauses: what falls due meanwhile is called late.
+
+        Args:
+            seconds: How long, >= 0.
+        """
+        self._now_s += seconds
+        self.advance(0.0)
