@@ -184,7 +184,7 @@ def turn(*machines: Machine) -> bool:
 
 def turn_until(holds: Callable[[], bool], *machines: Machine) -> None:
     """Take turns until something holds."""
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end_s, "waited in vain"
         if not turn(*machines):

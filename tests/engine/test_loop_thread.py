@@ -13,7 +13,7 @@ from phasesplit.engine.events import Event, Failed, Finished, Refused, Started, 
 from phasesplit.engine.sequences import OnEvent
 from phasesplit.engine.thread import EngineThread
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Running:

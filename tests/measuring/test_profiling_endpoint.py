@@ -38,30 +38,34 @@ def made(server: Server) -> Made:
     return make
 
 
+def shortest_s(machine: EndpointMachine, shape: Shape) -> float:
+    """Return the shortest median of a few runs: a busy host makes any one of them longer."""
+    return min(float(np.median(machine.run(shape))) for _ in range(3))
+
+
 def test_prompt_times_are_those_of_the_last_first_token(server: Server, made: Made) -> None:
     """A batch would take as long as its first prompt."""
     machine = made()
-    (alone_s,) = machine.run(Shape(prompts=1, prompt_tokens=100))
-    assert 0.1 <= alone_s < 0.1 + ROOM_S
-    (batch_s,) = machine.run(Shape(prompts=3, prompt_tokens=50))
-    assert 0.15 <= batch_s < 0.15 + ROOM_S
-    assert [len(prompt) for prompt in server.prompts] == [100, 50, 50, 50]
-    assert len({tuple(prompt[:20]) for prompt in server.prompts}) == 4
+    assert 0.1 <= shortest_s(machine, Shape(prompts=1, prompt_tokens=100)) < 0.1 + ROOM_S
+    assert 0.15 <= shortest_s(machine, Shape(prompts=3, prompt_tokens=50)) < 0.15 + ROOM_S
+    assert [len(prompt) for prompt in server.prompts] == [100] * 3 + [50] * 9
+    assert len({tuple(prompt[:20]) for prompt in server.prompts}) == 12
 
 
 def test_token_times_are_gaps_while_all_stream(server: Server, made: Made) -> None:
     """Waiting for the prompts of others would count as token time."""
-    gaps_s = made().run(Shape(requests=3, context_tokens=60))
-    assert len(gaps_s) >= 10
-    assert GAP_S * 0.9 <= np.median(gaps_s) < GAP_S + ROOM_S / 2
+    machine, shape = made(), Shape(requests=3, context_tokens=60)
+    assert len(machine.run(shape)) >= 10
+    assert GAP_S * 0.9 <= shortest_s(machine, shape) < GAP_S + ROOM_S / 2
     assert {len(prompt) for prompt in server.prompts} == {60 - (3 + 16) // 2}
 
 
 def test_a_batch_whose_first_request_ends_before_its_last_begins_streams_longer(server: Server, made: Made) -> None:
     """A machine that computes prompts one after the other could not be measured at all."""
-    gaps_s = made().run(Shape(requests=4, context_tokens=250))
-    assert GAP_S * 0.9 <= np.median(gaps_s) < GAP_S + ROOM_S / 2
+    machine, shape = made(), Shape(requests=4, context_tokens=250)
+    machine.run(shape)
     assert len(server.prompts) == 8, "once in vain, and once with outputs twice as long"
+    assert GAP_S * 0.9 <= shortest_s(machine, shape) < GAP_S + ROOM_S / 2
 
 
 def test_an_endpoint_that_wants_a_key_says_where_it_belongs() -> None:

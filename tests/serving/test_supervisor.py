@@ -167,7 +167,7 @@ def test_stopping_asks_first_and_kills_those_that_do_not_listen() -> None:
         pids = [worker["pid"] for worker in watched.listed()]
         since_s = time.monotonic()
         await watched.stop(within_s=0.5)
-        assert time.monotonic() - since_s < 3
+        assert time.monotonic() - since_s < 20
         assert lines == ["polite: bye"]
         assert not any(map(is_running, pids))
         assert [worker["restarts"] for worker in watched.listed()] == [0, 0]
@@ -208,7 +208,7 @@ def test_no_worker_outlives_a_supervisor_that_is_killed(is_stopped: bool) -> Non
             os.kill(child, signal.SIGSTOP)
         parent.kill()
         parent.wait()
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 30
         while is_running(child) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert not is_running(child)

@@ -312,7 +312,7 @@ def test_a_client_that_goes_away_ends_the_request(tmp_path: Path) -> None:
             else:
                 async with token.session.post(f"{token.listening.url}/abort", json={"key": how}):
                     pass
-            end = asyncio.get_running_loop().time() + 5
+            end = asyncio.get_running_loop().time() + 30
             while len(token.speaker.legs) or token.vllm.given_up == before:
                 assert asyncio.get_running_loop().time() < end
                 await asyncio.sleep(0.02)
@@ -342,7 +342,7 @@ def test_figures_that_do_not_come_grow_old(tmp_path: Path) -> None:
         prompt.vllm.metrics, prompt.vllm.metrics_status = "no", 500
         since = asyncio.get_running_loop().time()
         while prompt.speaker.facts()["figures_age_s"] < 1.0:
-            assert asyncio.get_running_loop().time() < since + 5
+            assert asyncio.get_running_loop().time() < since + 30
             await asyncio.sleep(0.05)
         assert prompt.speaker.facts()["capacity_blocks"] == 728
 
@@ -484,10 +484,10 @@ asyncio.run(main())
 def test_no_process_of_vllm_outlives_its_worker(how: str) -> None:
     """Wrong if the processes that vLLM starts go on when the worker beside it ends, even by SIGKILL."""
     ended = subprocess.run(
-        [sys.executable, "-c", _PARENT, how], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", _PARENT, how], capture_output=True, text=True, timeout=60, check=False
     )
     grandchild = int(ended.stderr.split()[0])
-    end_s = time.monotonic() + 5
+    end_s = time.monotonic() + 30
     while _is_running(grandchild):
         assert time.monotonic() < end_s
         time.sleep(0.02)

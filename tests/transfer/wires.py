@@ -31,7 +31,7 @@ LAYOUT = KvLayout(
     model="tiny", layers=3, kv_heads=2, head_dim=4, dtype="float32", block_tokens=4, block_layout="k then v"
 )
 BLOCKS = 16
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def eventually(holds: Callable[[], bool], step: Callable[[], object] = lambda: time.sleep(0.001)) -> None:
