@@ -218,6 +218,10 @@ def plan(
     }  # fmt: skip
     if workers is not None and workers < 1:
         raise SpecError.bad("--workers", workers, "1 or more")
+    if ray is not None:
+        from phasesplit.workers.on_ray import check_address
+
+        check_address(ray, "--ray")
     outputs = checked_plan_outputs([file, source, profile], write=write, html=html, figure=figure, resume=resume)
     asked = read_problem(file, {name: value for name, value in values.items() if value is not None})
     made = _made(

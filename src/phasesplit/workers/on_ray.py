@@ -160,7 +160,7 @@ def _connected(address: str, count: int | None) -> Iterator[Any]:
             }
         else:
             settings = _QUIET | _GIVE_UP_SOON
-            _check_address(address)
+            check_address(address)
         with _begun(address, settings, options) as ray:
             yield ray
 
@@ -210,17 +210,25 @@ def _own_token() -> str:
     return secrets.token_hex(32)
 
 
-def _check_address(address: str) -> None:
-    """Refuse what is no address, and one where nobody listens, before Ray tries at length."""
-    if address == "auto":
+def check_address(address: str, field: str = _FIELD) -> None:
+    """Refuse what is no address, and one where nobody listens, before Ray tries at length.
+
+    Args:
+        address: HOST:PORT, "auto" or "local".
+        field: What a person calls it.
+
+    Raises:
+        SpecError: It is something else, or nobody listens there.
+    """
+    if address in ("auto", "local"):
         return
     parts = re.fullmatch(r"(?P<host>[^/\s]+):(?P<port>\d{1,5})", address)
     if parts is None:
-        raise SpecError.bad(_FIELD, address, "HOST:PORT, 'auto' or 'local'")
+        raise SpecError.bad(field, address, "HOST:PORT, 'auto' or 'local'")
     try:
         socket.create_connection((parts["host"].strip("[]"), int(parts["port"])), timeout=_LONGEST_CONNECT_S).close()
     except (OSError, OverflowError) as problem:
-        raise SpecError(f"{_FIELD}: nobody listens at {address} ({problem})") from problem
+        raise SpecError(f"{field}: nobody listens at {address} ({problem})") from problem
 
 
 def _lines(problem: Exception) -> list[str]:
