@@ -73,7 +73,7 @@ class Call:
 
     async def answer(self) -> "Call":
         """Wait for the end of the answer."""
-        await asyncio.wait_for(self._task, 5)
+        await asyncio.wait_for(self._task, 30)
         return self
 
     @property

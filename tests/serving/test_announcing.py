@@ -33,7 +33,7 @@ class Desk:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not holds():
             await asyncio.sleep(0.01)
 
@@ -81,7 +81,7 @@ def test_a_refusal_is_final(status: int) -> None:
         await listening.start(desk.app())
         line = f"http://127.0.0.1:{listening.port} refuses this worker: {status}, another layout"
         with pytest.raises(SpecError, match=f"^{line}$"):
-            await asyncio.wait_for(announcing(listening.port, said, lambda: False), 10)
+            await asyncio.wait_for(announcing(listening.port, said, lambda: False), 30)
         assert (len(desk.heard), said) == (1, [])
         await listening.stop()
 

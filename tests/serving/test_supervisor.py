@@ -34,7 +34,7 @@ def supervisor(commands: dict[str, str], lines: list[str] | None = None, **chang
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 async def until(holds: Callable[[], bool]) -> None:

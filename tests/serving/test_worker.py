@@ -57,7 +57,7 @@ def test_a_worker_that_its_gateway_refuses_ends() -> None:
             join_key="another-key", key=None, drain_s=1.0,
         )  # fmt: skip
         with pytest.raises(SpecError, match="refuses this worker: 401, missing or wrong API key"):
-            await asyncio.wait_for(live(worker, place, own, ready=lambda _: None, say=lambda _: None), 10)
+            await asyncio.wait_for(live(worker, place, own, ready=lambda _: None, say=lambda _: None), 60)
         assert worker.is_closed
         await gateway.stop()
 
