@@ -37,12 +37,16 @@ CLUSTERS = {
     "split 2P+1T": {"prompt": 2, "token": 1},
     "unsplit 2": {"unsplit": 2},
 }
-VLLM_CLUSTERS = {"vLLM-CPU 1P+1T": {"prompt": 1, "token": 1}, "vLLM-CPU unsplit 2": {"unsplit": 2}}
+VLLM_CLUSTERS = {
+    "vLLM-CPU 1P+1T": {"prompt": 1, "token": 1},
+    "vLLM-CPU unsplit 2": {"unsplit": 2},
+    "vLLM-CPU unsplit 1": {"unsplit": 1},
+}
 PAIRS = (("split 1P+1T", "unsplit 2"), ("vLLM-CPU 1P+1T", "vLLM-CPU unsplit 2"))
 """Split clusters, and what each is held against."""
 VLLM_ARGUMENTS = ("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048")
 SHARES = (0.2, 0.5, 0.8, 1.1)
-"""Rates as shares of what 1P+1T can serve."""
+"""Rates as shares of what 1P+1T can serve; one machine alone gets half of that."""
 ORDERED = ("TTFT p50", "TTFT p90", "TBT p50", "TBT p90", "E2E p50", "E2E p90")
 """What split and unsplit are ordered by."""
 CLIP = (128, 32)
@@ -123,8 +127,11 @@ def measured(clusters: list[ServedCluster], model: Path, asked: argparse.Namespa
         if asked.profile is None:
             measure_profile(path, clusters[0], model, asked.profile_time)
         most_per_s = capacity_per_s(clusters[0], path)
-        traces = [trace_at(share * most_per_s, asked.duration) for share in SHARES]
-        runs = {cluster.name: verified(cluster, model, traces, path) for cluster in clusters}
+        runs = {}
+        for cluster in clusters:
+            part = min(1.0, sum(cluster.pools.values()) / 2)
+            traces = [trace_at(share * part * most_per_s, asked.duration) for share in SHARES]
+            runs[cluster.name] = verified(cluster, model, traces, path)
         return Engine(profile=read_profile_file(path), most_per_s=most_per_s, runs=runs)
 
 
@@ -167,7 +174,8 @@ def head(engine: Engine, asked: argparse.Namespace) -> list[str]:
         f"{platform.python_version()}, after commit {commit.stdout.strip() or 'unknown'}, "
         f"{datetime.now(UTC).date().isoformat()}.",
         f"- Work: azure-conversation, prompts of at most {CLIP[0]} and outputs of at most {CLIP[1]} tokens, "
-        f"{asked.duration:g} s of arrivals; 100 % is what 1P+1T of the same engine is predicted to serve.",
+        f"{asked.duration:g} s of arrivals; 100 % is what 1P+1T of the same engine is predicted to serve, and half of "
+        "that for one machine.",
         *_basis(engine),
         "",
     ]
