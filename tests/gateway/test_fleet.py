@@ -55,16 +55,36 @@ def test_silent_machine_gives_up_its_requests() -> None:
     play(scenario())
 
 
-def test_a_gateway_that_stood_still_does_not_blame_its_machines() -> None:
-    """A host that pauses for a few seconds would lose all its machines at once, and every request with them."""
+def test_a_gateway_that_stood_still_gives_up_nothing() -> None:
+    """A host that pauses for a while would lose all its machines at once, and every request with them."""
 
     async def scenario() -> None:
         async with Rig() as rig:
+            rig.workers["t"].hold("token 2")
+            call = rig.complete()
             await settle()
-            rig.clock.stand_still(20.0)
+            rig.clock.stand_still(100.0)
             assert (state_of(rig, "p"), state_of(rig, "t")) == ("serving", "serving")
+            await rig.pass_time(1.0)
+            rig.workers["t"].go("token 2")
+            await call.answer()
+            assert (call.status, rig.records[0]["attempts"]) == (200, 1)
             rig.workers["t"].stall()
             await rig.pass_time(6.0)
+            assert (state_of(rig, "p"), state_of(rig, "t")) == ("serving", "off")
+
+    play(scenario())
+
+
+def test_a_gateway_that_stands_still_again_and_again_finds_what_is_lost() -> None:
+    """A machine that is gone would be given requests for as long as the gateway is overloaded."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            rig.workers["t"].stall()
+            for _ in range(8):
+                rig.clock.stand_still(3.0)
+                await rig.pass_time(0.25)
             assert (state_of(rig, "p"), state_of(rig, "t")) == ("serving", "off")
 
     play(scenario())

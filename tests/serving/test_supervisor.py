@@ -127,6 +127,30 @@ def test_a_worker_that_stops_answering_is_killed_and_started_again() -> None:
     run(test)
 
 
+def test_a_worker_is_not_killed_for_a_pause_of_the_host() -> None:
+    """A host that stands still for a while would come back without its workers, and their KV."""
+
+    async def test() -> None:
+        looks = 0
+
+        async def answers(_: str) -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 2:
+                time.sleep(
+                    2 * FAST.stalled_s
+                )  # all of this process stands still, and the look that was on its way fails
+            return looks != 2
+
+        watched = supervisor({"a": ANNOUNCE + "time.sleep(60)"}, answers=answers)
+        watched.start()
+        await until(lambda: looks > 4)
+        assert only(watched.listed())["restarts"] == 0
+        await watched.stop(within_s=5)
+
+    run(test)
+
+
 def test_a_worker_that_hangs_before_it_is_up_is_killed_and_started_again() -> None:
     """Whoever stops or hangs while it starts would never be looked at, and keep its place for ever."""
 

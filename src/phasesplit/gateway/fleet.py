@@ -5,6 +5,7 @@ for a few heartbeats, counts as lost until it speaks again: the gateway keeps ca
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class Heartbeats:
 
     Attributes:
         tick_s: Between two looks at leases, queues and machines.
-        silence_s: A machine that has said nothing for so long, while the gateway listened, is lost.
+        silence_s: A machine that has said nothing for so long is lost.
         again_s: Between two tries to reach a lost machine.
         forget_s: A lost machine that has not come back for so long is called no more.
     """
@@ -106,7 +107,8 @@ class Fleet:
         self._listener: Listener | None = None
         self._orders: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
-        self._next_tick_s = self._listens_since_s = clock.now_s()
+        self._next_tick_s = clock.now_s()
+        self._stood_still_s = -math.inf
 
     def report_to(self, listener: Listener) -> None:
         """Say who serves requests on the machines."""
@@ -306,27 +308,33 @@ class Fleet:
             self._listener.lost(lost)
 
     def _tick(self) -> None:
-        now_s = self._clock.now_s()
-        if now_s - self._next_tick_s > self._beats.silence_s / 2:
-            # The gateway itself stood still: what machines said meanwhile is still to be read.
-            self._listens_since_s = now_s
+        now_s, late_s = self._clock.now_s(), self._clock.now_s() - self._next_tick_s
         self._next_tick_s = now_s + self._beats.tick_s
         self._timer = self._clock.call_at(self._next_tick_s, self._tick)
-        for machine in tuple(self._machines.values()):
-            silent_s = now_s - max(machine.heard_s, self._listens_since_s)
-            if not machine.is_lost and silent_s > self._beats.silence_s:
-                self._lose(machine)
-                if machine.listening is not None:
-                    machine.listening.cancel()
-                machine.listening = asyncio.get_running_loop().create_task(self._listen(machine))
-        self._tell_lost(self._dispatcher.tick(now_s))
+        silence_s = self._beats.silence_s
+        if late_s > silence_s / 2 and now_s - self._stood_still_s > 2 * silence_s:
+            self._stood_still_s = now_s
+        # What was said while the gateway itself stood still is yet to be read; machines of its host stood still too.
+        # Where that happens again and again, they are judged all the same.
+        if now_s - self._stood_still_s > silence_s:
+            self._give_up_silent(now_s)
+            self._tell_lost(self._dispatcher.tick(now_s))
+            if self._listener is not None:
+                self._listener.look_for_stalls()
         for view in self._dispatcher.pools(now_s):
             known = self._machines.get(view.name)
             if known is not None and not known.is_lost and known.told != (view.epoch, view.pool):
                 self._spawn(self._tell_pool(known, (view.epoch, view.pool)))
         if self._listener is not None:
-            self._listener.look_for_stalls()
             self._listener.look_at_the_queue()
+
+    def _give_up_silent(self, now_s: float) -> None:
+        for machine in tuple(self._machines.values()):
+            if not machine.is_lost and now_s - machine.heard_s > self._beats.silence_s:
+                self._lose(machine)
+                if machine.listening is not None:
+                    machine.listening.cancel()
+                machine.listening = asyncio.get_running_loop().create_task(self._listen(machine))
 
     async def _tell_pool(self, machine: Machine, pool: tuple[int, str]) -> None:
         machine.told = pool

@@ -170,7 +170,7 @@ class Supervisor:
         if self._answers is None:
             return
         began_s = heard_s = time.monotonic()
-        why = ""
+        unanswered, why = 0, ""
         while not why:
             await asyncio.sleep(self._patience.probe_s)
             announcement, now_s = child.announcement, time.monotonic()
@@ -179,8 +179,9 @@ class Supervisor:
                 if now_s - began_s > self._patience.start_s:
                     why = f"has not come up within {self._patience.start_s:.0f} s: killed"
             elif await self._answers(str(announcement.get("url", ""))):
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > self._patience.stalled_s:
+                heard_s, unanswered = time.monotonic(), 0
+            # Not at the first: that one may have been on its way while the whole host stood still.
+            elif (unanswered := unanswered + 1) > 1 and time.monotonic() - heard_s > self._patience.stalled_s:
                 why = f"has not answered for {self._patience.stalled_s:.0f} s: killed"
         self._log(place.name, why)
         child.send(signal.SIGKILL)
