@@ -4,18 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from phasesplit.engine import bookings, kernels
+from engine_machines import Pair, asked, served_split
 from phasesplit.engine.cached_file import cache_directory, is_whole
 from phasesplit.engine.fetch import DEFAULT
 from phasesplit.engine.tiny import write_tiny_model
-from phasesplit.scheduling.rules import Rules
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
-    """Compile what workers compile before they join: on a cold machine it takes longer than tests wait."""
-    bookings.warm(Rules())
-    kernels.warm_up()
+    """Compile the rules of batches, which workers interpret: on a cold machine it takes longer than tests wait."""
+    with Pair() as pair:
+        served_split(pair, asked(range(3, 60), 3))
 
 
 @pytest.fixture(scope="session")

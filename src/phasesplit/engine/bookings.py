@@ -1,13 +1,10 @@
 """What the scheduler's ledger knows of this machine's requests: thin calls of the rules that the simulator obeys."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from phasesplit.engine.sampling import Sampling
-from phasesplit.engine.sequences import Sequence, sequence_of
-from phasesplit.engine.wire import TakeKv, WorkerRequest
+from phasesplit.engine.sequences import Sequence
 from phasesplit.scheduling.accounts import open_slot, use_blocks
 from phasesplit.scheduling.ledger import CHOSEN, LANDING, LANE_TASK, PROMPT, WAITING, Ledger
 from phasesplit.scheduling.lists import entry, length
@@ -165,24 +162,3 @@ class Bookings:
     def linger(self, blocks: int, now_s: float) -> None:
         """Count blocks as used that no request holds but that are not free; a negative number frees them."""
         use_blocks(self.ledger.machines, HERE, blocks, now_s)
-
-
-def warm(rules: Rules) -> None:
-    """Make every call once on a ledger that is thrown away, so that compiled code is loaded before requests come."""
-    bookings = Bookings(rules, 1_024)
-    here = WorkerRequest(model="", prompt_ids=(0, 0), max_tokens=2, sampling=Sampling())
-    whole, taken = (
-        sequence_of(key, request, lambda _: None, 2, 0.0)
-        for key, request in (("whole", here), ("taken", replace(here, transfer=TakeKv("taken", "", 0))))
-    )
-    for sequence in (whole, taken):
-        bookings.open(sequence, 0.0)
-    bookings.know(bookings.waiting()[0], 0)
-    if bookings.stuck() is None and bookings.land(0.0) is taken:
-        bookings.kv_arrived(taken, 0.0)
-    for _ in range(2):
-        bookings.form(0.0)
-        bookings.end_iteration(0.0)
-    for sequence in (whole, taken):
-        bookings.withdraw(sequence, 0.0)
-    bookings.linger(0, 0.0)

@@ -32,7 +32,7 @@ def engine_cache() -> Finding:
     """Return whether the compiled kernels of the engine are there."""
     from phasesplit.engine.kernels import compiling
 
-    return _cache("engine", compiling.CACHE_DIRECTORY, compiling.CACHE_IS_WARM, compiling.IS_COMPILED, "twenty seconds")
+    return _cache("engine", compiling.CACHE_DIRECTORY, compiling.CACHE_IS_WARM, compiling.IS_COMPILED, "ten seconds")
 
 
 def _cache(what: str, directory: Path | None, is_warm: bool, is_compiled: bool, takes: str) -> Finding:

@@ -116,7 +116,7 @@ class EmbeddedWorker:
         forward: Computes = Forward(model, cache)
         if settings.core_share < 1.0:
             forward = Paced(forward, settings.core_share)
-        warm_up(settings.rules, say)
+        warm_up(say)
         link = calibrated(self._post, forward, settings.rules, transport="unix")
         self._post.outgoing.sent = Sent()  # what was sent to measure is no traffic
         engine = Engine(
