@@ -119,8 +119,8 @@ def vllm_worker(
     port_of(port)
     gateway = Gateway.from_text(join) if join is not None else None
     demand_vllm(python or sys.executable)
-    if model.startswith(("/", ".")) and not (Path(model) / "config.json").is_file():
-        raise SpecError.bad("--model", model, "a directory with safetensors and config.json, or a hub's name")
+    if model.startswith(("/", ".")) and not Path(model).exists():
+        raise SpecError.bad("--model", model, "a directory with safetensors that is there, or a hub's name")
     key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(KEY_VARIABLE)
     address = host or facing(gateway)
     if address not in LOOPBACK and not key:

@@ -77,8 +77,8 @@ def _failing(state: Arrival) -> dict[ArrivalEvent, Arrival | None]:
 def _whole(state: Arrival, after_peer_abort: Arrival) -> dict[ArrivalEvent, Arrival | None]:
     """Return the row of a state in which everything has arrived: the sender writes no more.
 
-    A deadline passes without consequence: it waits for the sender's word, and here the reader alone may end it, even
-    one that computes for longer than a lease.
+    A deadline passes without consequence: it waits for the sender's word, and what is here waits for its reader, even
+    for one that computes for longer than a lease. Until it is read the sender may still take it back.
     """
     return {
         **dict.fromkeys(ArrivalEvent, state),
