@@ -308,7 +308,8 @@ class Fleet:
             self._listener.lost(lost)
 
     def _tick(self) -> None:
-        now_s, late_s = self._clock.now_s(), self._clock.now_s() - self._next_tick_s
+        now_s = self._clock.now_s()
+        late_s = now_s - self._next_tick_s
         self._next_tick_s = now_s + self._beats.tick_s
         self._timer = self._clock.call_at(self._next_tick_s, self._tick)
         silence_s = self._beats.silence_s
