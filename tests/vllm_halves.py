@@ -85,7 +85,7 @@ class Half:
         self.failed |= ended.failed
         return step
 
-    def until(self, is_so: Callable[[], bool], *others: "Half", within_s: float = 10.0) -> None:
+    def until(self, is_so: Callable[[], bool], *others: "Half", within_s: float = 60.0) -> None:
         """Run empty steps until something holds."""
         end_s = time.monotonic() + within_s
         while not is_so():

@@ -49,7 +49,7 @@ def test_the_token_machine_fetched_every_prompt(cluster: VllmCluster) -> None:
         # The last position of each prompt is computed again in order to sample.
         return bool(now["fetched_tokens"] - before["fetched_tokens"] >= sum(lengths) - len(lengths))
 
-    cluster.until(is_counted, f"prompts were not fetched, before {before}", within_s=30.0)
+    cluster.until(is_counted, f"prompts were not fetched, before {before}", within_s=120.0)
 
 
 def test_first_and_second_token_agree_when_sampled(cluster: VllmCluster) -> None:

@@ -65,7 +65,7 @@ def legs(chance: random.Random, machines: list[Machine], key: str, shared: list[
 
 def until(is_so: Callable[[], bool], machines: list[Machine], what: Callable[[], object]) -> None:
     """Step both machines until something holds."""
-    end_s = time.monotonic() + 20.0
+    end_s = time.monotonic() + 60.0
     while not is_so():
         assert time.monotonic() < end_s, what()
         for machine in machines:
