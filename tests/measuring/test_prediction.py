@@ -21,7 +21,7 @@ from phasesplit.measuring.overheads import idle_overheads, idle_trace
 from phasesplit.measuring.prediction import NO_OVERHEADS, Overheads, Twin, as_gateways_expect
 from phasesplit.measuring.replay import Replay, Seen
 from phasesplit.measuring.stages import FRONT, PROMPT, QUEUE, TRANSFER
-from phasesplit.measuring.verify import check_kv
+from phasesplit.measuring.verify import check_kv, profile_doubts
 
 SIZES = {
     "layers": 4, "hidden": 64, "query_heads": 4, "kv_heads": 2, "head_dim": 16, "parameters": 1e6,
@@ -272,3 +272,18 @@ def test_a_cluster_faster_than_its_profile_has_no_negative_front_end(tmp_path: P
     run = idle_run({"queue": 0.0, "prompt": 0.02, "step": 0.005, "client": 0.0}, batch_s=0.01)
     found = idle_overheads(run, times, idle_trace(times, 4096))
     assert (found.iteration_s, found.token_s, found.first_s) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("mean", "expected"), [(0.1, False), (0.317, True), (None, False)])
+def test_a_profile_that_does_not_hold_is_doubted(tmp_path: Path, mean: float | None, expected: bool) -> None:
+    """A person would take a host that was busy while it was profiled for a prediction that is wrong."""
+    twin(tmp_path, {"unsplit": 1}, errors={"all": {"count": 11, "mean": mean, "worst": 1.0, "worst_at": "there"}})
+    doubts = profile_doubts(read_profile_file(tmp_path / "profile.json"))
+    assert bool(doubts) == expected
+    assert not expected or "the profile is 32% off" in doubts[0]
+
+
+def test_a_profile_that_was_not_checked_is_not_doubted(tmp_path: Path) -> None:
+    """A short profile that keeps nothing apart would stop the comparison with an error."""
+    twin(tmp_path, {"unsplit": 1})
+    assert profile_doubts(read_profile_file(tmp_path / "profile.json")) == []

@@ -32,6 +32,8 @@ _WAITED_SHARE = 0.05
 """The same of what a worker waits for its core beyond what its share makes it wait, over what it computes."""
 _TRUSTED_SHARE = 0.25
 """The same on the idle cluster, above which what was measured there is not its front end."""
+_TRUSTED_ERROR = 0.1
+"""Held-out error of a profile above which the host was not steady while it was taken; a quiet one has 2 to 6 %."""
 _FRONT_SHARE = 0.5
 """Share of their own cores that gateway and client may have."""
 _FEW = 100
@@ -172,7 +174,12 @@ async def verify(
                 client_share=run.busy_s[CLIENT] / run.replay.wall_s,
                 waited=_waited(run, plan),
                 others_share=run.others_share,
-                warnings=(*distrust, *_doubts(run, comparison, plan), *predicted.result.warnings),
+                warnings=(
+                    *profile_doubts(profile),
+                    *distrust,
+                    *_doubts(run, comparison, plan),
+                    *predicted.result.warnings,
+                ),
             )
         )
     return found
@@ -288,6 +295,17 @@ def _check_lengths(traces: Sequence[Trace], live: Live) -> None:
 def _tells_starts(run: Run) -> bool:
     """Return whether any machine has told when a prompt phase began."""
     return any(record is not None and record["prompt_started_s"] is not None for record in run.records)
+
+
+def profile_doubts(profile: "ProfileSpec") -> list[str]:
+    """Return why no prediction from a profile can be good, nothing where it holds on what it did not fit."""
+    error = profile.errors["all"].mean if "all" in profile.errors else None
+    if error is None or error <= _TRUSTED_ERROR:
+        return []
+    return [
+        f"the profile is {error:.0%} off where it is checked, and no prediction is better than that: take it again "
+        "while nothing else runs"
+    ]
 
 
 def _distrust(idle: Run, plan: CorePlan) -> list[str]:
