@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Iterator
-from statistics import median
 
 import numpy as np
 import pytest
@@ -152,7 +151,7 @@ def test_a_pair_of_threads_hands_kv_over() -> None:
         machines = [Running(machine) for machine in pair.machines]
         for machine in machines:
             machine.thread.start()
-        waits: list[list[float]] = [[] for _ in range(6)]
+        waits = []
         for number in range(18):
             size = number % 6
             request = asked(np.random.default_rng(size).integers(3, 300, 20 + 20 * size), 6)
@@ -163,10 +162,10 @@ def test_a_pair_of_threads_hands_kv_over() -> None:
                     lambda _, leg=leg, submit=submit, request=request, key=f"r{number}": submit(request, key, leg)
                 )
             wait_until(lambda legs=legs: isinstance(legs[1].events[-1] if legs[1].events else None, Finished))
-            waits[size].append(time.monotonic() - begun_s)
+            waits.append(time.monotonic() - begun_s)
             assert legs[1].ids == served(Machine(), request).ids
-        # A busy host delays one or the other; a machine that sleeps through KV does so for 0.25 s.
-        assert max(map(median, waits)) < 0.2, waits
+        # A busy host delays one in six; a machine that sleeps through KV does so for 0.25 s.
+        assert sorted(waits)[-4] < 0.2, waits
         wait_until(lambda: all(not machine.thread.facts.held for machine in machines))
         for machine in machines:
             assert machine.thread.stop()

@@ -191,7 +191,7 @@ def test_stopping_asks_first_and_kills_those_that_do_not_listen() -> None:
         pids = [worker["pid"] for worker in watched.listed()]
         since_s = time.monotonic()
         await watched.stop(within_s=0.5)
-        assert time.monotonic() - since_s < 20
+        assert time.monotonic() - since_s < 3
         assert lines == ["polite: bye"]
         assert not any(map(is_running, pids))
         assert [worker["restarts"] for worker in watched.listed()] == [0, 0]

@@ -238,7 +238,7 @@ def test_a_token_machine_that_says_nothing_does_not_hold_the_answer_up(
 
     async def test(prompt: Side, token: Side) -> None:
         prompt.vllm.first = 99
-        status, text = await asyncio.wait_for(prompt.post(to(token), max_tokens=1), 30)
+        status, text = await asyncio.wait_for(prompt.post(to(token), max_tokens=1), 5)
         assert (status, json.loads(text)["choices"][0]["token_ids"]) == (200, [99])
         status, text = await prompt.post(to(token) | {"address": {"http": "http://127.0.0.1:1"}}, max_tokens=1)
         assert (status, json.loads(text)["choices"][0]["token_ids"]) == (200, [99])
@@ -425,7 +425,7 @@ def test_handovers_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for body in (b"", b"[]", b"{", b"{}", b'{"key": 3}', b'{"key": "k", "params": [1]}'):
             assert await told(body) == 400, body
         assert await told(io.BytesIO(b" " * (16 << 20) + b"{}")) == 413
-        assert await asyncio.wait_for(told(b'{"key": "k", "within_s": 1e9}'), 30) == 504
+        assert await asyncio.wait_for(told(b'{"key": "k", "within_s": 1e9}'), 5) == 504
 
     run(tmp_path, test)
 

@@ -206,7 +206,7 @@ def test_closing_ends_at_once_what_is_asked(cluster: str) -> None:
         futures = [workers.submit(60.0) for _ in range(10)]
         time.sleep(0.2)
         began_s = time.perf_counter()
-    assert time.perf_counter() - began_s < 30
+    assert time.perf_counter() - began_s < 5
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(0)

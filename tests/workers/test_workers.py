@@ -116,7 +116,7 @@ def test_closing_ends_at_once_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
         futures = [workers.submit(60.0) for _ in range(10)]
         assert len(marked(mark)) >= 2
         began_s = time.perf_counter()
-    assert time.perf_counter() - began_s < 20
+    assert time.perf_counter() - began_s < 1
     for future in [*futures, workers.submit(0.0)]:
         with pytest.raises(CancelledError):
             future.result(0)
@@ -198,7 +198,7 @@ def test_ctrl_c_is_heard_by_the_parent_only(tmp_path: Path) -> None:
         began_s = time.perf_counter()
         assert parent.communicate(timeout=PATIENCE_S) == ("interrupted\n", "")
         taken_s = time.perf_counter() - began_s
-    assert taken_s < 20
+    assert taken_s < 2
     assert none_left(mark)
 
 

@@ -33,7 +33,10 @@ _WAITED_SHARE = 0.05
 _TRUSTED_SHARE = 0.25
 """The same on the idle cluster, above which what was measured there is not its front end."""
 _TRUSTED_ERROR = 0.1
-"""Held-out error of a profile above which the host was not steady while it was taken; a quiet one has 2 to 6 %."""
+"""Held-out error of a profile above which the host was not steady while it was taken.
+
+Source: `make demo` on a shared two-core host, 5 and 8 % where predictions were of use, 32 % where they were not.
+"""
 _FRONT_SHARE = 0.5
 """Share of their own cores that gateway and client may have."""
 _FEW = 100

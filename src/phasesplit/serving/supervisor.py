@@ -29,7 +29,7 @@ class Patience:
         start_s: A process that has not announced itself after so long is killed, and started again; vLLM gets to
             know by itself, and earlier, that it does not come up.
         probe_s: Seconds between two looks at whether a process still answers.
-        stalled_s: A process that has not answered for so long is killed, and started again.
+        stalled_s: A process that has not answered for so long, at two looks or more, is killed, and started again.
     """
 
     first_wait_s: float = 0.2
