@@ -30,7 +30,8 @@ from phasesplit.engine.events import Event, Failed, Finished, KvLeft, Refused, S
 from phasesplit.engine.fetch import default_model
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS
 from phasesplit.engine.sampling import Sampling
-from phasesplit.engine.wire import Address, SendKv, TakeKv, WorkerRequest
+from phasesplit.engine.wire import WorkerRequest
+from phasesplit.protocol.worker import Address, SendKv, TakeKv
 from phasesplit.scheduling.rules import Rules
 from phasesplit.serving.embedded import EmbeddedWorker, WorkerSettings
 from speed import about_machine

@@ -16,10 +16,10 @@ from phasesplit.engine.cache import KvCache, kv_layout
 from phasesplit.engine.config import ModelConfig
 from phasesplit.engine.events import Event, Failed, Finished, KvLeft, PromptScored, Refused, Token
 from phasesplit.engine.iteration import Computes
-from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.loop import Engine
 from phasesplit.engine.sampling import Sampling
-from phasesplit.engine.wire import Address, SendKv, TakeKv, WorkerRequest
+from phasesplit.engine.wire import WorkerRequest
+from phasesplit.protocol.worker import Address, Scored, SendKv, TakeKv
 from phasesplit.scheduling.rules import Batching, Rules
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.layout import Greeting

@@ -4,9 +4,10 @@ from typing import Any
 
 import orjson
 
-from phasesplit.engine.answers import DONE, Answer, Part, error_body, event, usage
-from phasesplit.engine.logprobs import Scored
+from phasesplit.engine.answers import Answer, Part, error_body, usage
 from phasesplit.errors import RequestError, TransferError
+from phasesplit.protocol.sse import DONE, event
+from phasesplit.protocol.worker import Scored
 
 TEXTS = {1: "a", 2: "bc", 3: "\ufffd", 4: "\ufffd"}
 HEAD = {"id": "r", "object": "text_completion", "created": 7, "model": "m"}

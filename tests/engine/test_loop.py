@@ -1,5 +1,7 @@
 """The engine on one machine: what a request gets, and that nothing of it is left."""
 
+import codecs
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,8 +10,7 @@ from hypothesis import strategies as st
 from engine_machines import BLOCK, GREEDY, TINY, Heard, Machine, asked, served, turn, turn_until
 from phasesplit.engine.events import Failed, Finished, Refused, Started, Token
 from phasesplit.engine.sampling import Sampling
-from phasesplit.engine.stop_strings import StopStrings
-from phasesplit.gateway.stop import StopScanner
+from phasesplit.engine.sequences import sequence_of
 from phasesplit.scheduling.rules import Batching
 
 RULES = [Batching.WHOLE, Batching.CHUNKED]
@@ -116,14 +117,21 @@ def test_stop_string_ends_the_text() -> None:
     stops=st.lists(st.sampled_from(["a", "ab", "ba", "aab", "bé", "é", "�"]), min_size=1, max_size=3, unique=True),
     min_tokens=st.integers(0, 3),
 )
-def test_stop_strings_are_the_gateways(pieces: list[bytes], stops: list[str], min_tokens: int) -> None:
+def test_stop_strings_end_a_sequence_where_they_are_complete_first(
+    pieces: list[bytes], stops: list[str], min_tokens: int
+) -> None:
     """The machine would stop before or behind the place where the gateway cuts the text."""
-    ours = StopStrings(tuple(stops), min_tokens)
-    theirs = StopScanner(stops, min_tokens=min_tokens)
-    for piece in pieces:
-        theirs.push(piece)
-        assert ours.push(piece) == theirs.found
-        if theirs.found is not None:
+    request = asked(prompt(20), len(pieces) + 1, Sampling(min_tokens=min_tokens), stop=tuple(stops))
+    sequence = sequence_of("a", request, lambda _: None, len(pieces) + 1, 0.0)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text, exempt = "", 0
+    for place, piece in enumerate(pieces, start=1):
+        text += decoder.decode(piece)
+        exempt = len(text) if place <= min_tokens else exempt
+        complete = [[stop for stop in stops if text[:end].endswith(stop)] for end in range(exempt + 1, len(text) + 1)]
+        first = next(filter(None, complete), None)
+        assert sequence.add(1000, piece, ()) == (Finished("stop", max(first, key=len)) if first else None)
+        if first:
             break
 
 
@@ -171,7 +179,7 @@ def test_output_ends_with_the_memory(batching: Batching) -> None:
 
 def test_legs_need_a_post() -> None:
     """A leg would wait for ever on a machine that moves no KV."""
-    from phasesplit.engine.wire import TakeKv
+    from phasesplit.protocol.worker import TakeKv
 
     heard = served(Machine(), asked(prompt(4), transfer=TakeKv("k", "p", 1)), "k")
     assert heard.bad[0].status == 400

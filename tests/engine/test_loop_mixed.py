@@ -9,7 +9,8 @@ import pytest
 
 from engine_machines import Heard, Machine, asked, served, turn, turn_until
 from phasesplit.engine.sampling import Sampling
-from phasesplit.engine.wire import Address, SendKv, TakeKv, WorkerRequest
+from phasesplit.engine.wire import WorkerRequest
+from phasesplit.protocol.worker import Address, SendKv, TakeKv
 from phasesplit.scheduling.rules import Batching
 from phasesplit.transfer.timing import Patience
 

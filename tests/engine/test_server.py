@@ -8,20 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from phasesplit.engine.events import (
-    Event,
-    Failed,
-    Finished,
-    KvLeft,
-    KvReady,
-    PromptScored,
-    PromptTimes,
-    Refused,
-    Started,
-    Token,
-)
+from phasesplit.engine.events import Event, Failed, Finished, KvLeft, KvReady, PromptScored, Refused, Started, Token
 from phasesplit.engine.facts import EngineFacts
-from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.server import worker_app
 from phasesplit.engine.server_completions import LARGEST_BODY_BYTES
 from phasesplit.engine.server_worker import Worker
@@ -29,6 +17,7 @@ from phasesplit.engine.thread import EngineThread
 from phasesplit.engine.tiny import tiny_vocabulary
 from phasesplit.engine.tokens import tokenizer_from_gguf
 from phasesplit.engine.wire import Served, WorkerRequest
+from phasesplit.protocol.worker import PromptTimes, Scored
 
 EPOCH = 7
 ADDRESS = {"boot_id": "b", "unix": None, "tcp": ["127.0.0.1", 1]}

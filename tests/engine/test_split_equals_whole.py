@@ -16,7 +16,7 @@ from phasesplit.engine.events import Failed, Finished, KvLeft, KvReady, Refused,
 from phasesplit.engine.forward import Forward
 from phasesplit.engine.packed import packed_model
 from phasesplit.engine.sampling import Sampling
-from phasesplit.engine.wire import Address, SendKv, TakeKv
+from phasesplit.protocol.worker import Address, SendKv, TakeKv
 from phasesplit.scheduling.rules import Batching
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.timing import Patience

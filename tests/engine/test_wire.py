@@ -6,13 +6,14 @@ import orjson
 import pytest
 
 from phasesplit.engine.sampling import Sampling
-from phasesplit.engine.wire import Address, SendKv, Served, TakeKv, WorkerRequest, parsed_request
+from phasesplit.engine.wire import Served, WorkerRequest, parsed_request
 from phasesplit.engine.wire_fields import Body
 from phasesplit.errors import RequestError
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.openai.legs import split_legs, whole_leg
 from phasesplit.gateway.openai.parsing import parsed_chat, parsed_completion
 from phasesplit.gateway.openai.requests import ChatRequest, CompletionRequest
+from phasesplit.protocol.worker import Address, SendKv, TakeKv
 
 SEED, OURS = 77, 3
 ADDRESS = {"boot_id": "b", "unix": "/run/w.sock", "tcp": ["10.0.0.1", 7000]}

@@ -8,7 +8,8 @@ from gateways import TWICE, Rig, play, settle
 from phasesplit.gateway.leases import Reason
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.states import Event, State
-from phasesplit.gateway.worker import LegError, PromptTimes
+from phasesplit.gateway.worker import LegError
+from phasesplit.protocol.worker import PromptTimes
 
 HELD_IN = {
     State.PREFILLING: ("prompt", ["prompt"]),

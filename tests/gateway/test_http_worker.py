@@ -10,7 +10,8 @@ import pytest
 from gateways import play
 from phasesplit.gateway.http_worker import HttpWorker, Patience
 from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import Chunk, LegError, PromptTimes, Scored
+from phasesplit.gateway.worker import LegError
+from phasesplit.protocol.worker import Chunk, PromptTimes, Scored
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ledgers import booked, ledger_of, waiting, written
+from phasesplit.domain.kv import blocks_for
 from phasesplit.scheduling.accounts import (
     back_to_prompt,
     blocks_of,
@@ -42,7 +43,7 @@ def accounts(ledger, machine: int) -> list[int]:
 def test_blocks_are_rounded_up(tokens: int, block_tokens: int, blocks: int) -> None:
     """A request's last tokens would have no memory, or it would hold a block that it does not need."""
     ledger = ledger_of("unsplit", rules=Rules(block_tokens=block_tokens))
-    assert blocks_of(ledger.settings, tokens) == blocks
+    assert blocks_of(ledger.settings, tokens) == blocks_for(tokens, block_tokens) == blocks
 
 
 def test_split_request_is_booked_on_both_machines_and_leaves_nothing() -> None:

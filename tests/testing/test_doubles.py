@@ -8,7 +8,8 @@ import pytest
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import Chunk, LegError, WorkerClient
+from phasesplit.gateway.worker import LegError, WorkerClient
+from phasesplit.protocol.worker import Chunk
 from phasesplit.testing import ByteCodec, FakeWire, FakeWorker, ManualClock
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 3}

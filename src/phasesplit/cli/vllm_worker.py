@@ -10,10 +10,9 @@ import typer
 
 from phasesplit.cli.options import Home, Join, WorkerName, option
 from phasesplit.cli.worker import (
-    KEY_VARIABLE,
-    ROLES,
     announce,
     bytes_of,
+    demand_key,
     facing,
     number,
     port_of,
@@ -22,8 +21,7 @@ from phasesplit.cli.worker import (
     tell,
 )
 from phasesplit.errors import SpecError
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from phasesplit.protocol.roles import JOIN_KEY_VARIABLE, ROLES
 
 
 def vllm_worker(
@@ -78,7 +76,7 @@ def vllm_worker(
         str | None,
         option(
             "--key-file",
-            text=f"File with the cluster's join key; by default the environment variable {KEY_VARIABLE}, if set.",
+            text=f"File with the cluster's join key; by default the environment variable {JOIN_KEY_VARIABLE}, if set.",
             metavar="FILE",
         ),
     ] = None,
@@ -121,10 +119,9 @@ def vllm_worker(
     demand_vllm(python or sys.executable)
     if model.startswith(("/", ".")) and not Path(model).exists():
         raise SpecError.bad("--model", model, "a directory with safetensors that is there, or a hub's name")
-    key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(KEY_VARIABLE)
+    key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(JOIN_KEY_VARIABLE)
     address = host or facing(gateway)
-    if address not in LOOPBACK and not key:
-        raise SpecError(f"--host {address}: a worker that others can reach needs a key, --key-file or {KEY_VARIABLE}")
+    demand_key(address, key)
     with tempfile.TemporaryDirectory(prefix="phasesplit-") as scratch:
         settings = VllmSettings(
             name=called,
@@ -140,7 +137,7 @@ def vllm_worker(
             block_tokens=block_tokens,
             transfer_host=number(address, gateway),
             threshold_tokens=layerwise_from_tokens,
-            environment={**os.environ, **({KEY_VARIABLE: key} if key else {})},
+            environment={**os.environ, **({JOIN_KEY_VARIABLE: key} if key else {})},
         )
         place = WorkerPlace(
             host=address, port=port, gateway=gateway, join_key=key, key=key, drain_s=seconds_of(drain, "--drain")

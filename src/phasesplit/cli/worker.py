@@ -9,13 +9,10 @@ import typer
 
 from phasesplit.cli.options import Home, Join, WorkerName, option
 from phasesplit.errors import SpecError
+from phasesplit.protocol.roles import JOIN_KEY_VARIABLE, ROLES, is_loopback
 
 if TYPE_CHECKING:
     from phasesplit.serving.announcing import Gateway
-
-KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
-ROLES = ("prompt", "token", "mixed", "unsplit")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def worker(
@@ -51,7 +48,7 @@ def worker(
         str | None,
         option(
             "--key-file",
-            text=f"File with the cluster's join key; by default the environment variable {KEY_VARIABLE}, if set.",
+            text=f"File with the cluster's join key; by default the environment variable {JOIN_KEY_VARIABLE}, if set.",
             metavar="FILE",
         ),
     ] = None,
@@ -97,10 +94,9 @@ def worker(
     if home not in ROLES:
         raise SpecError.unknown("--home", home, ROLES)
     gateway = Gateway.from_text(join) if join is not None else None
-    key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(KEY_VARIABLE)
+    key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(JOIN_KEY_VARIABLE)
     address = host or facing(gateway)
-    if address not in LOOPBACK and not key:
-        raise SpecError(f"--host {address}: a worker that others can reach needs a key, --key-file or {KEY_VARIABLE}")
+    demand_key(address, key)
     port_of(port)
     kv_bytes, drain_s = bytes_of(kv_memory, "--kv-memory"), seconds_of(drain, "--drain")
     try:
@@ -181,9 +177,23 @@ def setting(text: str) -> tuple[str, str]:
     return field, value
 
 
+def demand_key(host: str, key: str | None) -> None:
+    """Demand a key of a worker that other hosts can reach.
+
+    Args:
+        host: Where it listens.
+        key: The cluster's join key, None or empty where there is none.
+
+    Raises:
+        SpecError: It has none.
+    """
+    if not is_loopback(host) and not key:
+        raise SpecError(f"--host {host}: a worker that others can reach needs a key, --key-file or {JOIN_KEY_VARIABLE}")
+
+
 def facing(gateway: "Gateway | None") -> str:
     """Return the address of this host that a gateway's network sees."""
-    if gateway is None or gateway.host in LOOPBACK:
+    if gateway is None or is_loopback(gateway.host):
         return "127.0.0.1"
     return gateway.own_host()
 

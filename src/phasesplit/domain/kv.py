@@ -4,6 +4,16 @@ from phasesplit.domain.machine import Machine
 from phasesplit.domain.model import Model
 
 
+def blocks_for(tokens: int, block_tokens: int) -> int:
+    """Return the KV blocks that hold so many tokens; the last one may be partly used.
+
+    Args:
+        tokens: Tokens, >= 0.
+        block_tokens: Tokens of a block, >= 1.
+    """
+    return -(-tokens // block_tokens)
+
+
 def kv_capacity_bytes(model: Model, machine: Machine, *, reserved_share: float = 0.0) -> float:
     """Return the memory left for KV cache on an instance: all memory less a reserve and the weights, never below 0.
 

@@ -8,14 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
-
-from phasesplit.engine.events import PromptTimes
-from phasesplit.engine.logprobs import Scored
 from phasesplit.errors import RequestError
-
-DONE = b"data: [DONE]\n\n"
-"""The last event of a stream that ended normally."""
+from phasesplit.protocol.worker import PromptTimes, Scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +162,6 @@ def usage(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
     """
     total = prompt_tokens + output_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens, "total_tokens": total}
-
-
-def event(chunk: Mapping[str, Any]) -> bytes:
-    """Return a chunk, or an error's body, as one server-sent event; JSON has no bare line break."""
-    return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
 def error_body(error: Exception) -> dict[str, Any]:

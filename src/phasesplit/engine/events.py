@@ -1,9 +1,9 @@
 """What happens to a request in the engine, as those who asked are told."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from phasesplit.engine.logprobs import Scored
+from phasesplit.protocol.worker import PromptTimes, Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,6 @@ class PromptScored:
     """
 
     scores: tuple[Scored, ...]
-
-
-class PromptTimes(NamedTuple):
-    """How long a prompt took on the machine that computed it.
-
-    Attributes:
-        queued_s: From its arrival until its prompt phase began, in seconds.
-        prompt_s: From there until its first token was out, in seconds.
-    """
-
-    queued_s: float
-    prompt_s: float
 
 
 @dataclass(frozen=True, slots=True)

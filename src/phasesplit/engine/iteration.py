@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 
 from phasesplit.engine.batch import Batch
 from phasesplit.engine.bookings import Lane
-from phasesplit.engine.logprobs import Scored, scored
+from phasesplit.engine.logprobs import scored
 from phasesplit.engine.rows import batch_of, is_scored, passes
 from phasesplit.engine.sampling import sample
 from phasesplit.engine.sending import Sending
 from phasesplit.engine.sequences import Sequence
+from phasesplit.protocol.worker import Scored
 
 Logits = NDArray[np.float32]
 

@@ -1,26 +1,12 @@
 """How likely the model itself finds a token, and which tokens it finds likeliest."""
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
+from phasesplit.protocol.worker import Scored
+
 _RUN = 128
 """Values whose maxima are looked at first. Any number gives the same answers."""
-
-
-class Scored(NamedTuple):
-    """A token, and what the model thinks of its place.
-
-    Attributes:
-        token: Its id.
-        logprob: Natural logarithm of its probability, <= 0; None where nobody asked, and for a prompt's first token.
-        top: The likeliest tokens at its place with their log-probabilities, likeliest first.
-    """
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 def nth_largest(values: NDArray[np.float32], n: int) -> np.float32:

@@ -15,12 +15,12 @@ from phasesplit.engine.events import Event, Failed, Finished, PromptScored, Refu
 from phasesplit.engine.facts import EngineFacts
 from phasesplit.engine.iteration import Computes, compute
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS
-from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.memory import Memory
 from phasesplit.engine.roster import Roster
 from phasesplit.engine.sequences import OnEvent, Sequence, Stages, sequence_of
 from phasesplit.engine.wire import WorkerRequest
 from phasesplit.errors import SpecError, TransferError
+from phasesplit.protocol.worker import Scored
 from phasesplit.scheduling.rules import Rules
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.chooser import Mode

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.engine.cache import KvCache
 from phasesplit.engine.prefix_cache import PrefixCache, extend_digests
 from phasesplit.engine.sequences import Sequence
@@ -38,7 +39,7 @@ class Memory:
         Raises:
             NoRoomError: They are not there, which the ledger should have known.
         """
-        missing = -(-tokens // self._block_tokens) - sequence.held
+        missing = blocks_for(tokens, self._block_tokens) - sequence.held
         if missing > 0:
             self.make_room(missing)
             sequence.hold(self.pool.take(missing))

@@ -4,14 +4,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.engine.bookings import Bookings
 from phasesplit.engine.events import Event, Failed, KvLeft, KvReady
-from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.memory import Memory
 from phasesplit.engine.sending import Sending
 from phasesplit.engine.sequences import OnEvent, Sequence, Stages
 from phasesplit.engine.taking import Taking
 from phasesplit.errors import TransferError
+from phasesplit.protocol.worker import Scored
 from phasesplit.transfer.post import Post
 
 _REMEMBERED = 1_000
@@ -131,7 +132,7 @@ class Roster:
         """Offer room to the KV that waits for it, in order; return whether any may come now."""
         has_landed = False
         while self._taking is not None and (sequence := self._bookings.land(now_s)) is not None:
-            self._memory.make_room(-(-sequence.prompt_tokens // self._block_tokens))
+            self._memory.make_room(blocks_for(sequence.prompt_tokens, self._block_tokens))
             has_landed = True
             try:
                 self._taking.expect(sequence)

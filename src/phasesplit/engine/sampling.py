@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from phasesplit.engine.draw import drawn, uniform
 from phasesplit.engine.history import History
-from phasesplit.engine.logprobs import Scored, scored
+from phasesplit.engine.logprobs import scored
+from phasesplit.protocol.worker import Scored
 
 _GREEDY_BELOW = 1e-5
 """Temperatures that count as 0. Source: vllm/sampling_params.py, `_SAMPLING_EPS`."""

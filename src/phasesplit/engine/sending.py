@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.engine.bookings import Lane
-from phasesplit.engine.events import PromptTimes
-from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.sequences import Sequence
 from phasesplit.errors import TransferError
+from phasesplit.protocol.worker import PromptTimes, Scored
 from phasesplit.transfer.chooser import Mode, choose
 from phasesplit.transfer.post import Post
 from phasesplit.transfer.states import Departure
@@ -157,7 +157,7 @@ class Sending:
             self._outgoing.abort(sequence.key, str(error))
 
     def _blocks(self, sequence: Sequence) -> int:
-        return -(-sequence.prompt_tokens // self._block_tokens)
+        return blocks_for(sequence.prompt_tokens, self._block_tokens)
 
 
 def note_of(scored: Scored, times: PromptTimes | None) -> bytes:

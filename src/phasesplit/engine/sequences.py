@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.engine.events import Event, Finished, PromptTimes
+from phasesplit.engine.events import Event, Finished
 from phasesplit.engine.history import History
-from phasesplit.engine.logprobs import Scored
-from phasesplit.engine.stop_strings import StopStrings
-from phasesplit.engine.wire import SendKv, TakeKv, WorkerRequest
+from phasesplit.engine.wire import WorkerRequest
+from phasesplit.protocol.stop import StopScanner
+from phasesplit.protocol.worker import PromptTimes, Scored, SendKv, TakeKv
 
 OnEvent = Callable[[Event], None]
 Numbers = NDArray[np.int32]
@@ -83,7 +83,7 @@ class Sequence:
     ids: Numbers
     length: int
     history: History
-    stops: StopStrings | None
+    stops: StopScanner | None
     table: Numbers = field(default_factory=lambda: np.zeros(_FIRST_ROOM, np.int32))
     told_times: PromptTimes | None = None
     held: int = 0
@@ -150,9 +150,9 @@ class Sequence:
             is_own_end = not sampling.ignore_eos and token in end_ids
             return Finished("stop", None if is_own_end else token)
         if self.stops is not None:
-            found = self.stops.push(piece)
-            if found is not None:
-                return Finished("stop", found)
+            self.stops.push(piece)
+            if self.stops.found is not None:
+                return Finished("stop", self.stops.found)
         return Finished("length") if self.stages.output_tokens == self.limit else None
 
 
@@ -172,7 +172,9 @@ def sequence_of(key: str, request: WorkerRequest, on_event: OnEvent, limit: int,
     ids[:tokens] = request.prompt_ids
     resumed = request.resumed_tokens
     # A stop that began in what another machine put out is the gateway's to find, which has all of the text.
-    stops = StopStrings(request.stop, max(0, request.sampling.min_tokens - resumed)) if request.stop else None
+    stops = (
+        StopScanner(request.stop, min_tokens=max(0, request.sampling.min_tokens - resumed)) if request.stop else None
+    )
     given = tokens - resumed
     return Sequence(
         request=request,

@@ -24,7 +24,8 @@ from starlette.routing import BaseRoute, Route
 
 from phasesplit.engine.server_completions import Completions, Receive, Scope, Send
 from phasesplit.engine.server_feed import Feed
-from phasesplit.engine.server_worker import ROLES, Worker
+from phasesplit.engine.server_worker import Worker
+from phasesplit.protocol.roles import ROLES
 
 _LONGEST_ORDER_BYTES = 1 << 16
 

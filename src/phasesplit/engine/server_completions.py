@@ -14,13 +14,14 @@ from typing import Any, cast
 import orjson
 from starlette.responses import Response
 
-from phasesplit.engine.answers import DONE, Answer, Part, error_body, event, usage
-from phasesplit.engine.events import Event, Failed, Finished, PromptScored, PromptTimes, Refused, Token
-from phasesplit.engine.logprobs import Scored
+from phasesplit.engine.answers import Answer, Part, error_body, usage
+from phasesplit.engine.events import Event, Failed, Finished, PromptScored, Refused, Token
 from phasesplit.engine.server_worker import Worker
 from phasesplit.engine.tokens import Detokenizer
-from phasesplit.engine.wire import TakeKv, WorkerRequest, parsed_request
+from phasesplit.engine.wire import WorkerRequest, parsed_request
 from phasesplit.errors import RequestError
+from phasesplit.protocol.sse import CONTENT_TYPE, DONE, event
+from phasesplit.protocol.worker import PromptTimes, Scored, TakeKv
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -163,7 +164,7 @@ class _Choice:
 
     async def _stream(self, first: Token | Finished, send: Send) -> bool:
         """Answer a token a chunk; return whether the request is over here."""
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         heard: _Heard = first
         while True:

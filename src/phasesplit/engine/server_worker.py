@@ -14,9 +14,8 @@ from phasesplit.engine.events import Event, Failed, Finished, KvLeft, KvReady, R
 from phasesplit.engine.server_feed import Feed
 from phasesplit.engine.thread import EngineThread
 from phasesplit.engine.tokens import Tokenizer
-from phasesplit.engine.wire import SendKv, Served, WorkerRequest
-
-ROLES = ("prompt", "token", "mixed", "unsplit")
+from phasesplit.engine.wire import Served, WorkerRequest
+from phasesplit.protocol.worker import SendKv
 
 OnEvent = Callable[[Event], None]
 
@@ -28,7 +27,7 @@ class Worker:
     Attributes:
         name: Its name, unique in the cluster.
         epoch: Which start of it this is; grows from start to start.
-        home: The role it came with, one of `ROLES`.
+        home: The role it came with, one of `protocol.roles.ROLES`.
         thread: Its engine.
         load_tokenizer: Returns what makes the text of answers; the first time may take a while.
         served: What it serves.

@@ -1,9 +1,9 @@
 """The token machine's side of transfers: KV that is awaited, and the token that comes with it."""
 
-from phasesplit.engine.logprobs import Scored
 from phasesplit.engine.sending import read_note
 from phasesplit.engine.sequences import Sequence
 from phasesplit.errors import TransferError
+from phasesplit.protocol.worker import Scored
 from phasesplit.transfer.incoming import Incoming
 from phasesplit.transfer.states import Arrival
 

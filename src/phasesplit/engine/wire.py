@@ -12,6 +12,7 @@ import orjson
 
 from phasesplit.engine.sampling import Sampling
 from phasesplit.errors import RequestError
+from phasesplit.protocol.worker import Address, SendKv, TakeKv
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -34,53 +35,6 @@ class Served:
     vocab: int
     context_tokens: int
     encode: Callable[[str, bool], list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a worker can be reached for KV.
-
-    Attributes:
-        boot_id: Of its host; equal ones share memory.
-        unix: Path of its socket on that host, or None.
-        tcp: Host and port, or None.
-    """
-
-    boot_id: str
-    unix: str | None
-    tcp: tuple[str, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class SendKv:
-    """This worker computes the prompt phase and sends the KV away.
-
-    Attributes:
-        key: Name of the transfer, the same on both sides.
-        peer: Name of the worker that takes it.
-        peer_epoch: Its epoch, >= 0.
-        address: Where it is.
-    """
-
-    key: str
-    peer: str
-    peer_epoch: int
-    address: Address
-
-
-@dataclass(frozen=True, slots=True)
-class TakeKv:
-    """This worker takes the KV of a prompt phase and goes on from it.
-
-    Attributes:
-        key: Name of the transfer, the same on both sides.
-        peer: Name of the worker that sends it.
-        peer_epoch: Its epoch, >= 0.
-    """
-
-    key: str
-    peer: str
-    peer_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from phasesplit.errors import GatewayError, RequestError
 from phasesplit.gateway import metrics
 from phasesplit.gateway.body import ClientGoneError, read_body
 from phasesplit.gateway.gateway import Gateway
-from phasesplit.gateway.hosts import is_loopback
 from phasesplit.gateway.keys import bearer_key, key_accepted
 from phasesplit.gateway.openai.errors import error_answer, wrong_key
 from phasesplit.gateway.typed import typed_field
+from phasesplit.protocol.roles import is_loopback
 
 Page = Callable[[Request], Awaitable[Response]]
 

@@ -10,7 +10,8 @@ from phasesplit.gateway.choice import Choice
 from phasesplit.gateway.openai.legs import split_legs, whole_leg
 from phasesplit.gateway.states import HOLDS_PROMPT, Event, State
 from phasesplit.gateway.verdicts import Pair
-from phasesplit.gateway.worker import Chunk, LegError, WorkerClient
+from phasesplit.gateway.worker import LegError, WorkerClient
+from phasesplit.protocol.worker import Chunk
 
 _GOODBYE_S = 1.0
 """How long a machine may take to end an answer whose last token is here; its connection is then used again."""

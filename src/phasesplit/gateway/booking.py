@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.gateway.decisions import Decisions, Placed
 from phasesplit.gateway.leases import Leases, Purpose, Reason
 from phasesplit.gateway.members import Member
@@ -153,7 +154,7 @@ class Bookings:
 
     def _lease(self, member: Member, key: str, tokens: int, purpose: Purpose, now_s: float) -> int:
         """Reserve blocks for so many tokens, and return the number of the lease."""
-        blocks = -(-tokens // self._block_tokens)
+        blocks = blocks_for(tokens, self._block_tokens)
         return self.leases.reserve(
             member.name, key, blocks, purpose, now_s=now_s, deadline_s=now_s + self._lease_s
         ).number

@@ -18,7 +18,8 @@ from phasesplit.gateway.output import Output
 from phasesplit.gateway.stages import Stages
 from phasesplit.gateway.states import HOLDS_TOKEN, Action, Event, Progress, State, release_reason, step
 from phasesplit.gateway.verdicts import Pair, TooLong
-from phasesplit.gateway.worker import LegError, PromptTimes, Scored
+from phasesplit.gateway.worker import LegError
+from phasesplit.protocol.worker import PromptTimes, Scored
 
 if TYPE_CHECKING:
     from phasesplit.gateway.desk import Desk

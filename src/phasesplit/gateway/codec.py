@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from phasesplit.gateway.openai.logprobs import TokenLogprob
-from phasesplit.gateway.worker import Scored
+from phasesplit.protocol.worker import Scored
 
 
 class Codec(Protocol):

@@ -16,12 +16,12 @@ from phasesplit.errors import GatewayError
 from phasesplit.gateway.body import ClientGoneError
 from phasesplit.gateway.choice import Choice
 from phasesplit.gateway.desk import Desk
-from phasesplit.gateway.openai import sse
 from phasesplit.gateway.openai.errors import error_answer
 from phasesplit.gateway.openai.requests import ChatRequest, Sampled
 from phasesplit.gateway.openai.responses import Answer, Piece, usage
 from phasesplit.gateway.order import Order
 from phasesplit.gateway.states import Event
+from phasesplit.protocol import sse
 
 _SLOW_READER_S = 30.0
 """How much longer than its request a client may take to read the answer."""

@@ -15,10 +15,9 @@ import orjson
 
 from phasesplit.gateway.states import Event
 from phasesplit.gateway.wire import read_chunk, read_error
-from phasesplit.gateway.worker import Chunk, LegError
-
-_LINE_BYTES = 1 << 24
-"""Longest line of a machine's answer: log-probabilities of a whole prompt are one."""
+from phasesplit.gateway.worker import LegError
+from phasesplit.protocol.sse import answer_lines, chunk_text
+from phasesplit.protocol.worker import Chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +70,9 @@ class HttpWorker:
                 if response.status != 200:
                     raise read_error(_json(await response.read()), response.status, lost)
                 async for line in answer_lines(response.content):
-                    if line.startswith(b"data: {"):
-                        yield read_chunk(orjson.loads(line[6:]), lost)
+                    text = chunk_text(line)
+                    if text is not None:
+                        yield read_chunk(orjson.loads(text), lost)
 
     async def facts(self) -> dict[str, Any]:
         """See `WorkerClient`."""
@@ -130,21 +130,6 @@ class HttpWorker:
                 if response.status >= 400:
                     raise read_error(answer, response.status, lost)
                 return answer
-
-
-async def answer_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Iterate over the whole lines of an answer as they come; many may come at once.
-
-    Raises:
-        ValueError: A line is longer than 16 MiB.
-    """
-    rest = b""
-    while part := await content.readany():
-        *lines, rest = (rest + part).split(b"\n")
-        if len(rest) > _LINE_BYTES:
-            raise ValueError("a line is too long")
-        for line in lines:
-            yield line.rstrip(b"\r")
 
 
 def _json(body: bytes) -> Any:

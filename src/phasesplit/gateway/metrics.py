@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from phasesplit.gateway.desk import Desk
 from phasesplit.gateway.meters import Histogram
 from phasesplit.gateway.states import State
+from phasesplit.protocol.roles import ROLES
 from phasesplit.transfer.layout import ITEM_BYTES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -125,7 +126,7 @@ class GatewayCollector(Collector):
         dispatcher = self._desk.dispatcher
         views = dispatcher.pools(self._desk.clock.now_s())
         members = Counter(view.pool for view in views if view.state == "serving")
-        pools = {pool: members[pool] for pool in ("prompt", "token", "mixed", "unsplit")}
+        pools = {pool: members[pool] for pool in ROLES}
         yield _gauge("pool_machines", "Machines that serve in a pool.", "pool", pools)
         yield _counter("pool_moves", "Moves between pools that load caused.", "move", dispatcher.moves())
         states = GaugeMetricFamily("phasesplit_machine_state", "1 for a machine's state.", labels=["machine", "state"])

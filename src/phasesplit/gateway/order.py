@@ -8,7 +8,7 @@ from phasesplit.errors import RequestError, SpecError
 from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.openai.parsing import output_bound
 from phasesplit.gateway.openai.requests import FOR_TEMPLATES, ChatRequest, CompletionRequest, Message, Sampled, extras
-from phasesplit.gateway.stop import StopScanner
+from phasesplit.protocol.stop import StopScanner
 
 _LOOK_BACK = ("bad_words", "repetition_detection", "thinking_token_budget", "truncate_prompt_tokens", "vllm_xargs")
 """Extensions of vLLM that ask where the output begins. Source: vllm/sampling_params.py, `SamplingParams`."""

@@ -6,7 +6,7 @@ from phasesplit.gateway.codec import Codec, named
 from phasesplit.gateway.openai.logprobs import TokenLogprob
 from phasesplit.gateway.openai.responses import Finished, FinishReason, Piece
 from phasesplit.gateway.order import Order
-from phasesplit.gateway.worker import Scored
+from phasesplit.protocol.worker import Scored
 
 
 class Output:

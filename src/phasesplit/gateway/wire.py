@@ -9,7 +9,8 @@ from math import inf
 from typing import Any
 
 from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import Chunk, LegError, PromptTimes, Scored
+from phasesplit.gateway.worker import LegError
+from phasesplit.protocol.worker import Chunk, PromptTimes, Scored
 
 _NAME = "token_id:"
 _REFUSED = frozenset({400, 404, 413, 422})

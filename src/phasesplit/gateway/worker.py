@@ -1,54 +1,11 @@
 """What the gateway asks of a machine: one protocol, whichever engine runs there."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from phasesplit.errors import WorkerError
 from phasesplit.gateway.states import Event
-
-
-class Scored(NamedTuple):
-    """A token, and what the model thinks of its place.
-
-    Attributes:
-        token: Its id.
-        logprob: Natural logarithm, <= 0; None for a prompt's first token.
-        top: The likeliest ids at its place with their log-probabilities, likeliest first.
-    """
-
-    token: int
-    logprob: float | None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-class PromptTimes(NamedTuple):
-    """How long a prompt took on its machine, by the machine's own word.
-
-    Attributes:
-        queued_s: From its arrival there until its prompt phase began, in seconds.
-        prompt_s: From there until its first token was out, in seconds.
-    """
-
-    queued_s: float
-    prompt_s: float
-
-
-class Chunk(NamedTuple):
-    """What a machine adds to a choice at once.
-
-    Attributes:
-        tokens: The new ids, possibly none in the last chunk.
-        scored: Their log-probabilities; empty where nobody asked.
-        finish_reason: "stop" or "length" by the machine's own word, None where it goes on.
-        prompt_scored: The prompt's log-probabilities; empty where nobody asked.
-        times: How long the prompt took, with its first token, where the machine tells.
-    """
-
-    tokens: tuple[int, ...]
-    scored: tuple[Scored, ...] = ()
-    finish_reason: str | None = None
-    prompt_scored: tuple[Scored, ...] = ()
-    times: PromptTimes | None = None
+from phasesplit.protocol.worker import Chunk
 
 
 class LegError(WorkerError):

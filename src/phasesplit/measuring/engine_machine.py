@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.engine.batch import Batch
 from phasesplit.engine.cache import KvCache, blocks_for_bytes, kv_layout
 from phasesplit.engine.cached_file import cache_directory
@@ -114,7 +115,7 @@ def batch_of(shape: Shape, blocks: int, vocabulary: int) -> Batch:
     rows = [_Rows(shape.behind_tokens, shape.prompt_tokens)] * shape.prompts
     rows += [_Rows(shape.context_tokens - 1, 1)] * shape.requests
     counts = np.array([one.count for one in rows])
-    width = -(-max(one.first + one.count for one in rows) // BLOCK_TOKENS)
+    width = blocks_for(max(one.first + one.count for one in rows), BLOCK_TOKENS)
     return Batch(
         tokens=np.random.default_rng(_SEED).integers(0, vocabulary, counts.sum()).astype(np.int32),
         positions=np.concatenate([np.arange(one.first, one.first + one.count, dtype=np.int32) for one in rows]),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from phasesplit.domain.request import Trace
 from phasesplit.errors import WorkerError
 from phasesplit.measuring.prompts import Prompts
+from phasesplit.protocol.sse import event_text, is_done
 
 LATE_S = 0.010
 """A request sent this much after it was due counts as late. Source: assumed, a tenth of a usual TBT limit."""
@@ -193,10 +194,10 @@ async def _read(answer: aiohttp.ClientResponse, one: Seen, start_s: float) -> No
     done = False
     async for line in answer.content:
         now_s = time.perf_counter() - start_s
-        if not line.startswith(b"data:"):
+        text = event_text(line)
+        if text is None:
             continue
-        text = line[5:].strip()
-        if text == b"[DONE]":
+        if is_done(text):
             done = True
             continue
         chunk = orjson.loads(text)

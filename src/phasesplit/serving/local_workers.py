@@ -8,13 +8,11 @@ from pathlib import Path
 
 from phasesplit.files.rules import rules_settings
 from phasesplit.files.serve_files import BLOCK_TOKENS, ServedCluster, VllmOptions
+from phasesplit.protocol.roles import JOIN_KEY_VARIABLE
 from phasesplit.scheduling.rules import Rules
 from phasesplit.serving.listening import ALL_ADDRESSES, outward_host
 from phasesplit.serving.supervisor import Command
 from phasesplit.transfer.chooser import ruled_tokens
-
-JOIN_KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
-"""Where workers find the key of their cluster; keys do not belong into command lines, which everybody sees."""
 
 
 @dataclass(frozen=True, slots=True)

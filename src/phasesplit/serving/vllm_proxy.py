@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from phasesplit.engine.server_completions import Receive, Scope, Send, read_body
 from phasesplit.errors import RequestError
-from phasesplit.gateway.http_worker import answer_lines
 from phasesplit.gateway.typed import typed_field
+from phasesplit.protocol.sse import DONE, answer_lines, chunk_text, event, framed
 from phasesplit.serving.vllm_legs import Leg
 from phasesplit.serving.vllm_meetings import Meetings
 from phasesplit.serving.vllm_speaker import VllmSpeaker
@@ -174,20 +174,20 @@ class VllmProxy:
                 is_event = in_one_piece and response.status == 200
                 leg.answers = True
                 await _start(send, response.status, b"text/event-stream" if is_event else b"application/json")
-                await _body(send, b"data: " + answer + b"\n\ndata: [DONE]\n\n" if is_event else answer, more=False)
+                await _body(send, framed(answer) + DONE if is_event else answer, more=False)
                 return
             async for line in answer_lines(response.content):
                 if not line:
                     continue
-                event = line
-                if line.startswith(b"data: {"):
-                    chunk = orjson.loads(line[6:])
+                passed, text = line + b"\n\n", chunk_text(line)
+                if text is not None:
+                    chunk = orjson.loads(text)
                     self._hear(leg, chunk, tell_first)
-                    event = b"data: " + orjson.dumps(chunk) if _drop_prompt(chunk) else line
+                    passed = event(chunk) if _drop_prompt(chunk) else passed
                 if not leg.answers:
                     leg.answers = True
                     await _start(send, 200, b"text/event-stream")
-                await _body(send, event + b"\n\n", more=True)
+                await _body(send, passed, more=True)
             await _body(send, b"", more=False)
 
     def _hear(self, leg: Leg, chunk: dict[str, Any], tell_first: Any) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 
 from phasesplit._version import __version__
+from phasesplit.domain.kv import blocks_for
 from phasesplit.domain.link import Link
 from phasesplit.engine.server_feed import Feed
 from phasesplit.errors import SpecError
@@ -141,7 +142,7 @@ class VllmSpeaker:
             "waiting_prompts": max(0, figures.waiting - figures.awaiting_kv),
             "running": figures.running,
             "keys": legs.keys(),
-            "held": {key: -(-tokens // size) for key, tokens in legs.held_tokens().items()},
+            "held": {key: blocks_for(tokens, size) for key, tokens in legs.held_tokens().items()},
             "pending_tokens": legs.pending_tokens(),
             "steps": figures.steps,
             "tokens": figures.tokens,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phasesplit.domain.cluster import Cluster, Pool, Role
-from phasesplit.domain.kv import kv_capacity_bytes, published_kv_bytes_per_token
+from phasesplit.domain.kv import blocks_for, kv_capacity_bytes, published_kv_bytes_per_token
 from phasesplit.domain.latency import BINS_PER_OCTAVE, OCTAVES
 from phasesplit.domain.link import Link, layerwise_threshold_tokens, link_from
 from phasesplit.errors import SpecError
@@ -65,7 +65,7 @@ def build_state(cluster: Cluster, rules: Rules, *, done_rows: int, sample_every_
     blocks = np.array([capacity_blocks(cluster, pool, rules) for pool in cluster.pools], np.int64)
     ledger = empty_ledger(rules, homes[kinds], kinds.astype(np.int32), blocks[kinds])
     # A request's check adds one token, for the KV of the last one.
-    longest = -(-(cluster.model.max_context_tokens + 1) // rules.block_tokens)
+    longest = blocks_for(cluster.model.max_context_tokens + 1, rules.block_tokens)
     ledger.settings["most_blocks"] = min(int(blocks.min()), longest)
     ledger = with_slots(ledger, _FIRST_SLOTS)
     open_pools(ledger)

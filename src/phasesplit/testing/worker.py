@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.errors import WorkerError
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import Chunk, LegError, Scored
+from phasesplit.gateway.worker import LegError
+from phasesplit.protocol.worker import Chunk, Scored
 from phasesplit.testing.clock import ManualClock
 from phasesplit.testing.codec import END
 
@@ -295,7 +297,7 @@ class FakeWorker:
 
     def _take(self, key: str, body: Mapping[str, Any]) -> None:
         if key:
-            self.held[key] = -(-(len(body["prompt"]) + 1) // self._block_tokens)
+            self.held[key] = blocks_for(len(body["prompt"]) + 1, self._block_tokens)
 
     def _free(self, key: str) -> None:
         self.held.pop(key, None)

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, fields
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.errors import TransferError
 from phasesplit.transfer.failures import LayoutMismatchError
 
@@ -56,7 +57,7 @@ class KvLayout:
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold so many tokens; the last one may be partly used."""
-        return -(-tokens // self.block_tokens)
+        return blocks_for(tokens, self.block_tokens)
 
     def demand_equal(self, theirs: "KvLayout") -> None:
         """Compare with the layout of a peer.

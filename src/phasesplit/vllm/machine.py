@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from phasesplit.errors import TransferError
+from phasesplit.protocol.roles import JOIN_KEY_VARIABLE
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.calibration import measure_link
 from phasesplit.transfer.layout import Greeting, KvLayout
@@ -20,8 +21,6 @@ from phasesplit.vllm.settings import USUAL_THRESHOLD_TOKENS, Settings
 from phasesplit.vllm.staging import Device, Slots, slots_for
 from phasesplit.vllm.worker_half import WorkerHalf
 
-JOIN_KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
-"""Names the cluster's key in the environment: arguments of a process can be read by every user of its host."""
 _STRETCHES, _STRETCH_BYTES = 16, 1 << 16
 """What is read of each file of weights: at most 1 MiB, from its start to its end."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")

@@ -6,6 +6,7 @@ It sees vLLM's objects through the few attributes named here, so that it can be 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.vllm.orders import Piece, Send, Step, Take
 from phasesplit.vllm.wishes import Wishes, key_of_whole, read_wishes
 
@@ -168,4 +169,4 @@ class SchedulerHalf:
         return False
 
     def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._block_tokens)
+        return blocks_for(tokens, self._block_tokens)

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.errors import TransferError
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.failures import NoRoomError
@@ -118,7 +119,7 @@ def slots_for(size_bytes: int, slot_bytes: int, longest_tokens: int, block_token
     Raises:
         TransferError: The longest prompt does not fit in.
     """
-    slots, longest = size_bytes // (2 * slot_bytes), -(-longest_tokens // block_tokens)
+    slots, longest = size_bytes // (2 * slot_bytes), blocks_for(longest_tokens, block_tokens)
     if slots < longest:
         raise TransferError(
             f"staging_bytes: got {size_bytes}, allowed is {2 * slot_bytes * longest} or more: a prompt of"

@@ -3,9 +3,9 @@
 import orjson
 import pytest
 
-from phasesplit.gateway.openai import sse
 from phasesplit.gateway.openai.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from phasesplit.gateway.openai.responses import Answer, Finished, Piece, model_list, usage
+from phasesplit.protocol import sse
 
 ANSWER = Answer("1", 1700000000, "m")
 LOGPROBS = [

@@ -1,7 +1,8 @@
 """Stop strings and stop tokens in a text that arrives in pieces.
 
 A stop string may lie across pieces, and across the border between the two machines of a request, so the gateway looks
-for it itself. Text that may be the beginning of a stop string is held back until the next piece decides.
+for it itself, and machines look with the same code to know where to stop. Text that may be the beginning of a stop
+string is held back until the next piece decides.
 
 The stop that is complete first ends the text, of several complete at the same character the longest; so the answer does
 not depend on where the pieces are cut. Source: ours; engines that look once a token differ on where they look.

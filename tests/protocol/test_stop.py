@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasesplit.gateway.stop import StopScanner
+from phasesplit.protocol.stop import StopScanner
 
 SETTINGS = settings(max_examples=300, deadline=None)
 LETTERS = "aé漢🙂"

@@ -1,9 +1,15 @@
-"""Addresses at which machines are reached, and which of them only their own host reaches."""
+"""How a machine joins a cluster: its role, the key it brings, and addresses that only its own host reaches."""
 
 import ipaddress
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
+
+ROLES = ("prompt", "token", "mixed", "unsplit")
+"""What a gateway may use a machine for."""
+
+JOIN_KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"
+"""Environment variable with the key of a cluster: arguments of a process can be read by every user of its host."""
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,1 @@
+"""The wire that gateway, machines, clients and doubles share: types, validation, errors, events, stop strings."""
