@@ -1,5 +1,6 @@
 """Files fetched once and kept: where, whole or not at all, and one process at a time."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -7,10 +8,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from phasesplit.atomic_files import atomic_path
 from phasesplit.errors import SpecError
 
 Say = Callable[[str], None]
@@ -31,7 +32,7 @@ def cache_directory() -> Path:
     return Path(base).expanduser() / "phasesplit" / "models"
 
 
-@contextmanager
+@contextlib.contextmanager
 def alone(path: Path, say: Say) -> Iterator[Path]:
     """Hold other processes that want the same file off, and give a directory on its disk that goes when the block ends.
 
@@ -144,9 +145,5 @@ def _stamp(path: Path, sha256: str) -> dict[str, int | str]:
 def _remember(path: Path, sha256: str) -> None:
     """Write the stamp; where that fails, the next start reads the whole file again."""
     stamp = _stamp_path(path)
-    beside = stamp.with_name(f"{stamp.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(_stamp(path, sha256)), encoding="utf-8")
-        beside.replace(stamp)
-    except OSError:
-        beside.unlink(missing_ok=True)
+    with contextlib.suppress(OSError), atomic_path(stamp) as part:
+        part.write_text(json.dumps(_stamp(path, sha256)), encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from phasesplit.atomic_files import atomic_path
 from phasesplit.engine.blocks import KINDS, Bytes, Values
 from phasesplit.engine.gguf import ARRAY, DEFAULT_ALIGNMENT, MAGIC, SCALARS, STRING, VERSIONS
 
@@ -75,8 +76,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Entry], tensors: Mapping[str, 
     Raises:
         OSError: It cannot be written.
     """
-    beside = path.with_name(f"{path.name}.part")
-    with beside.open("wb") as file:
+    with atomic_path(path) as part, part.open("wb") as file:
         file.write(MAGIC + struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(metadata)))
         for key, value in metadata.items():
             file.write(_string(key) + _entry(value))
@@ -91,7 +91,6 @@ def write_gguf(path: Path, metadata: Mapping[str, Entry], tensors: Mapping[str, 
             _align(file)
             file.write(content.tobytes())
         _align(file)
-    beside.replace(path)
 
 
 def _align(file: BinaryIO) -> None:

@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import json
 import mmap
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from phasesplit.atomic_files import atomic_path
 from phasesplit.engine import panels as panels_module
 from phasesplit.engine.blocks import KINDS, Tensor, Values
 from phasesplit.engine.checkpoint import Checkpoint
@@ -205,16 +205,12 @@ def _samples(contents: _Contents) -> str:
 
 
 def _write(path: Path, checkpoint: Checkpoint, precision: Precision) -> None:
-    beside = path.with_suffix(".part")
-    with beside.open("w+b") as file:
+    with atomic_path(path, is_synced=True, is_alone=True) as part, part.open("w+b") as file:
         table = _append_all(file, checkpoint, precision)
         file.flush()
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         text = json.dumps({**table, "samples": _samples(_Contents(content, table))}).encode()
         file.write(text + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little") + _MARK)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def _append_all(file: BinaryIO, checkpoint: Checkpoint, precision: Precision) -> dict[str, Any]:

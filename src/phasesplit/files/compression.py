@@ -1,13 +1,12 @@
 """Whole files in and out: compressed or not, from standard input or to standard output, never half-written."""
 
-import contextlib
 import gzip
-import os
 import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
+from phasesplit.atomic_files import atomic_path
 from phasesplit.errors import SpecError
 from phasesplit.files.extras import extra_module
 
@@ -54,13 +53,10 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     elif target.suffix == ".zst":
         zstandard: Any = extra_module("zstandard", "zstd", str(target))
         content = zstandard.ZstdCompressor().compress(content)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(content)
-        part.replace(target)
+        with atomic_path(target) as part:
+            part.write_bytes(content)
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise SpecError(f"{target}: cannot be written ({problem.strerror or problem})") from None
 
 

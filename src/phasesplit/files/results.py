@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit._version import __version__
+from phasesplit.atomic_files import atomic_path
 from phasesplit.domain.latency import Distribution
 from phasesplit.domain.money import Bill
 from phasesplit.errors import SpecError
@@ -61,17 +62,11 @@ def written_whole(path: str | Path) -> Iterator[Path]:
     Raises:
         SpecError: The file cannot be written (the disk is full, say).
     """
-    target = Path(path).resolve()
-    # The ending stays at the end, because writers tell the format from it.
-    part = target.with_name(f".{os.getpid()}.part.{target.name}")
     try:
-        yield part
-        part.replace(target)
+        with atomic_path(path) as part:
+            yield part
     except OSError as problem:
         raise SpecError(f"{path}: cannot be written ({problem.strerror or problem})") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def write_requests(result: Result, path: str | Path) -> None:

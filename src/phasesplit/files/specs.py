@@ -1,6 +1,5 @@
 """Machines, models and clusters from YAML (or a model's Hugging Face config.json), by name or by path."""
 
-import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -8,6 +7,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from phasesplit.atomic_files import atomic_path
 from phasesplit.domain.link import Link
 from phasesplit.domain.machine import Machine
 from phasesplit.domain.model import Model
@@ -140,12 +140,10 @@ def write_cluster(spec: "ClusterSpec", path: str | Path) -> None:
     target = Path(path)
     content = _with_absolute_paths(spec, Path()).model_dump(mode="json")
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
+        with atomic_path(target) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as problem:
-        partial.unlink(missing_ok=True)
         raise SpecError(f"{target}: cannot be written, {problem.strerror}") from problem
 
 
