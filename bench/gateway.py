@@ -25,6 +25,8 @@ from typing import Any
 
 import orjson
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for the tests' codec
+
 PROMPT_TOKENS = 64
 NAMES = ("prompt", "token")
 TOKEN_S = 0.05
@@ -110,6 +112,7 @@ def gateway_process(port: int, machines: list[str], core: int) -> None:
     """Serve as the gateway, on one core."""
     import uvicorn
 
+    from doubles import ByteCodec
     from phasesplit.gateway.app import make_app
     from phasesplit.gateway.clock import LoopClock
     from phasesplit.gateway.dispatcher import Dispatcher
@@ -117,7 +120,6 @@ def gateway_process(port: int, machines: list[str], core: int) -> None:
     from phasesplit.gateway.http_worker import HttpWorker
     from phasesplit.gateway.slow_clients import bounded_protocol
     from phasesplit.scheduling.rules import Rules
-    from phasesplit.testing import ByteCodec
 
     os.sched_setaffinity(0, {core})
     gateway = Gateway(

@@ -5,12 +5,12 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from doubles import ByteCodec, FakeWire, FakeWorker, ManualClock, alphabet
 from phasesplit.gateway.app import make_app
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.gateway import Gateway, Keys
 from phasesplit.gateway.limits import Limits
 from phasesplit.scheduling.rules import Rules
-from phasesplit.testing import ByteCodec, FakeWire, FakeWorker, ManualClock, alphabet
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 SPLIT = (("p", "prompt"), ("t", "token"))

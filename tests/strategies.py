@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from doubles import tiny_cluster, tiny_trace
 from phasesplit.domain.cluster import Cluster
 from phasesplit.domain.request import Trace
 from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 BUILT_IN = [placement for placement in Placement if placement != Placement.CUSTOM]
 MOST_TOKENS = 400

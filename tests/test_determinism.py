@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from doubles import tiny_cluster, tiny_trace
 from driving import done_rows, drive
 from phasesplit.domain.cluster import Cluster
 from phasesplit.domain.request import Trace
 from phasesplit.scheduling.rules import Placement, Rules
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 TESTS = Path(__file__).parent
 

@@ -5,6 +5,7 @@ from random import Random
 
 import orjson
 
+from doubles import tiny_cluster, tiny_trace
 from driving import done_rows, drive
 from phasesplit.domain.cluster import Cluster
 from phasesplit.gateway.decisions import SEEN
@@ -15,7 +16,6 @@ from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.verdicts import Pair
 from phasesplit.scheduling.ledger import MIXED, PROMPT
 from phasesplit.scheduling.rules import Batching, Placement, Rules
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 INSTANTS = ("arrival_s", "first_token_s", "kv_ready_s", "last_token_s", "prompt_start_s")
 """In the order in which they are told where two are the same: a batch ends before the next one begins."""

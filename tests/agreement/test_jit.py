@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from doubles import tiny_cluster, tiny_trace
 from driving import done_rows, drive
 from phasesplit.domain.cluster import Cluster
 from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
 from phasesplit.simulation.setup import State
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 AGREEMENT = Path(__file__).parent
 SHORT = [(0.02 * number, 30 + 37 * number % 250, 2 + 11 * number % 50) for number in range(150)]

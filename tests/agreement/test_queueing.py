@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from doubles import tiny_cluster, tiny_trace
 from phasesplit.domain.request import Trace
 from phasesplit.scheduling.rules import Batching, Placement, Rules
 from phasesplit.simulation.result import Result
 from phasesplit.simulation.run import simulate
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 SEEDS = range(8)
 REQUESTS = 20_000

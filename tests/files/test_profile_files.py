@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from doubles import tiny_trace
 from phasesplit.domain.cluster import Cluster, Pool, Role
 from phasesplit.domain.link import Link
 from phasesplit.errors import SpecError
@@ -18,7 +19,6 @@ from phasesplit.files.specs import load_machine, load_model
 from phasesplit.scheduling.rules import Rules, Transfer
 from phasesplit.simulation.run import simulate
 from phasesplit.simulation.setup import capacity_blocks
-from phasesplit.testing import tiny_trace
 
 SIZES = {
     "layers": 30, "hidden": 576, "query_heads": 9, "kv_heads": 3, "head_dim": 64, "parameters": 134_500_000,

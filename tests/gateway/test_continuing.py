@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from doubles.codec import END
 from gateways import TWICE, Call, Rig, play, settle
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.stages import intervals
 from phasesplit.gateway.states import State
-from phasesplit.testing.codec import END
 
 UNSPLIT = (("u1", "unsplit"), ("u2", "unsplit"), ("u3", "unsplit"))
 THRICE = (("p1", "prompt"), ("p2", "prompt"), ("t1", "token"), ("t2", "token"), ("t3", "token"))

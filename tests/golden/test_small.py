@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from doubles import KV_BYTES_PER_TOKEN, tiny_cluster, tiny_trace
 from phasesplit.scheduling.rules import Rules
 from phasesplit.simulation.run import simulate
-from phasesplit.testing import KV_BYTES_PER_TOKEN, tiny_cluster, tiny_trace
 
 FOLDER = Path(__file__).parent / "small"
 LINK_BYTES_PER_S = 200 * 2**30

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from doubles import tiny_cluster, tiny_trace
 from phasesplit.domain.latency import Exact
 from phasesplit.measuring.comparison import Figure, Side, compare
 from phasesplit.measuring.pool_moves import pool_moves
@@ -24,7 +25,6 @@ from phasesplit.measuring.stages import (
     simulated_stages,
 )
 from phasesplit.simulation.run import simulate
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 
 def record(**changes: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from doubles import tiny_cluster
 from phasesplit.domain.arrivals import Poisson
 from phasesplit.domain.link import Link
 from phasesplit.domain.request import Trace
@@ -17,7 +18,6 @@ from phasesplit.planning.objective import Measure
 from phasesplit.planning.probe import Answer, Prober, Question
 from phasesplit.planning.problem import Offer, Problem
 from phasesplit.planning.traffic import Traffic
-from phasesplit.testing import tiny_cluster
 
 MODEL = tiny_cluster().model
 LENGTHS = LengthTable(np.array([40, 100, 300], np.int32), np.array([5, 12, 3], np.int32), np.array([5, 3, 2], np.int64))

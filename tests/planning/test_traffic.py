@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from doubles import tiny_trace
 from phasesplit.domain.arrivals import Gamma
 from phasesplit.domain.workload import LengthTable
 from phasesplit.planning.traffic import Traffic, scaled_lengths
-from phasesplit.testing import tiny_trace
 from planning.problems import LENGTHS, workload
 
 RECORDED = tiny_trace(*((index / 2, 10 + index, 1 + index % 7) for index in range(40)))

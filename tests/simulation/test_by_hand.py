@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from doubles import KV_BYTES_PER_TOKEN, LAYERS, tiny_cluster, tiny_trace
 from driving import done_rows, drive
 from invariants import check_memory
 from phasesplit.domain.cluster import Cluster
@@ -13,7 +14,6 @@ from phasesplit.domain.request import Trace
 from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
 from phasesplit.simulation.result import Result
 from phasesplit.simulation.run import simulate
-from phasesplit.testing import KV_BYTES_PER_TOKEN, LAYERS, tiny_cluster, tiny_trace
 
 NS = 1e-9
 LINK_BYTES_PER_S = 1e9

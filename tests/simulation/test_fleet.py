@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles import tiny_cluster, tiny_trace
 from driving import begin, done_rows, drive
 from invariants import check_records, check_state
 from phasesplit.domain.request import Trace
@@ -20,7 +21,6 @@ from phasesplit.simulation.fleet import Fleet
 from phasesplit.simulation.result import Autoscaling, Result
 from phasesplit.simulation.run import check_drained, simulate
 from phasesplit.simulation.setup import State
-from phasesplit.testing import tiny_cluster, tiny_trace
 from strategies import Case, cases
 
 NEVER_FULL = 1e12

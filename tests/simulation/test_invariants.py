@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
+from doubles import tiny_cluster, tiny_trace
 from driving import done_rows, drive
 from invariants import check_records, check_state
 from phasesplit.scheduling.rules import Rules
 from phasesplit.simulation.run import check_drained
 from phasesplit.simulation.world import COMPLETED
-from phasesplit.testing import tiny_cluster, tiny_trace
 from strategies import Case, cases, published_cases
 
 

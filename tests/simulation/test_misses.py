@@ -4,11 +4,11 @@ import math
 
 import pytest
 
+from doubles import tiny_cluster, tiny_trace
 from phasesplit.domain.slo import SPLITWISE, Limit, Slo
 from phasesplit.scheduling.autoscaling import Static
 from phasesplit.simulation.misses import Misses
 from phasesplit.simulation.run import simulate
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 HOUR_S = 3_600.0
 TTFT = Slo("ttft", (Limit("ttft_s", 99.0, 0.5), Limit("ttft_s", 50.0, 0.1)))

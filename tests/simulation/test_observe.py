@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles import tiny_cluster, tiny_trace
 from driving import begin, done_rows, drive
 from phasesplit.domain.latency import BINS_PER_OCTAVE, LEAST, OCTAVES, Binned, edges
 from phasesplit.scheduling.rules import Rules
 from phasesplit.simulation.observe import count_gaps
 from phasesplit.simulation.steps import iterations_by, prompt_time_s, time_of
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 BINS = BINS_PER_OCTAVE * OCTAVES
 

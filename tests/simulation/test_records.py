@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from doubles import tiny_cluster, tiny_trace
 from phasesplit.domain.slo_text import parse_slo
 from phasesplit.errors import SpecError
 from phasesplit.simulation.run import simulate
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 TRACE = tiny_trace((0.0, 1_000, 1), (0.0, 2_000, 11), (5.0, 500, 6), (5.1, 3_000, 21))
 GOODPUT = parse_slo("goodput(ttft<2.5s,e2e<3.9s)>=50%")

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
+from doubles import tiny_cluster, tiny_trace
 from phasesplit.domain.request import Trace
 from phasesplit.errors import SpecError
 from phasesplit.scheduling.rules import Placement, Rules
 from phasesplit.simulation.result import Result
 from phasesplit.simulation.run import Facts, simulate
-from phasesplit.testing import tiny_cluster, tiny_trace
 
 SPLIT = (("prompt", 2), ("token", 3))
 ROUND_ROBIN = Rules(prompt_placement=Placement.ROUND_ROBIN, token_placement=Placement.ROUND_ROBIN)

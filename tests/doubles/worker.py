@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from doubles.clock import ManualClock
+from doubles.codec import END
 from phasesplit.domain.kv import blocks_for
 from phasesplit.errors import WorkerError
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.states import Event
 from phasesplit.gateway.worker import LegError
 from phasesplit.protocol.worker import Chunk, Scored
-from phasesplit.testing.clock import ManualClock
-from phasesplit.testing.codec import END
 
 Rule = Callable[[Sequence[int], int], int]
 """The token at a place of the output, from the prompt's ids and the place."""

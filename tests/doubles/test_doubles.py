@@ -1,16 +1,16 @@
-"""The doubles that ship: they stand in for the real thing, and do what tests say and nothing else."""
+"""The doubles: they stand in for the real thing, and do what tests say and nothing else."""
 
 import asyncio
 from contextlib import aclosing
 
 import pytest
 
+from doubles import ByteCodec, FakeWire, FakeWorker, ManualClock
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.states import Event
 from phasesplit.gateway.worker import LegError, WorkerClient
 from phasesplit.protocol.worker import Chunk
-from phasesplit.testing import ByteCodec, FakeWire, FakeWorker, ManualClock
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 3}
 SENDING = BODY | {"kv_transfer_params": {"key": "a.1", "do_remote_decode": True}}
