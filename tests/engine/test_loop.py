@@ -76,6 +76,24 @@ def test_evicted_prompt_begins_again() -> None:
     machine.demand_empty()
 
 
+def test_evicted_request_finds_its_known_prefix_again() -> None:
+    """An evicted request would compute again the blocks that are still kept, if none has come or gone meanwhile."""
+    machine = Machine(blocks=6, prefix_identity=b"tiny")
+    served(machine, asked(prompt(70), 1), "before")
+    older, younger = Heard(), Heard()
+    machine.engine.submit("older", asked(prompt(90), 20), older)
+    turn_until(lambda: bool(older.ids), machine)
+    machine.engine.submit("younger", asked(prompt(70), 20), younger)
+    turn_until(lambda: machine.engine.facts().evictions > 0, machine)
+    assert not younger.finished
+    assert machine.engine.facts().kept_blocks == 2
+    before = len(machine.forward.rows)
+    turn_until(lambda: bool(older.finished and younger.finished), machine)
+    assert max(machine.forward.rows[before:]) < 2 * BLOCK
+    assert younger.ids == served(Machine(), asked(prompt(70), 20)).ids
+    machine.demand_empty()
+
+
 def test_penalties_see_the_output() -> None:
     """What a request has said already would count for nothing in what it says next."""
     likely = Sampling(temperature=0.0, logit_bias=((17, 50.0),))

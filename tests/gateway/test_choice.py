@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateways import TWICE, Rig, play, settle
+from gateways import TWICE, Call, Rig, play, settle
 from phasesplit.gateway.leases import Reason
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.states import Event, State
@@ -225,6 +225,71 @@ def test_retry_waits_for_a_machine_to_come_back() -> None:
             await call.answer()
             assert (call.status, call.json["choices"][0]["text"]) == (200, "fghi")
             rig.demand_nothing_held()
+
+    play(scenario())
+
+
+async def queue_of(rig: Rig, prompts: list[str]) -> list[Call]:
+    """Return requests that have lost their machines, and wait for others; the youngest has lost them first."""
+    rig.workers["p"].hold("prompt")
+    calls = []
+    for prompt in prompts:
+        calls.append(rig.complete(prompt))
+        await settle()
+    for choice in reversed(rig.gateway.desk.live):
+        choice.tell(Event.TOKEN_LOST)
+    await settle()
+    for name in ("t", "p"):
+        rig.workers[name].die()
+        rig.workers[name].stall()  # else it answers when it is called again
+    await rig.pass_time(0.5)
+    assert rig.gateway.desk.queued == len(prompts)
+    return calls
+
+
+def waiting(rig: Rig) -> list[str]:
+    """Return the prompts of the requests that wait, in the order in which they will be tried."""
+    return [bytes(choice.order.prompt_ids).decode() for choice in rig.gateway.desk.waiting]
+
+
+def test_queue_is_oldest_first() -> None:
+    """The oldest request would be passed by younger ones whenever the queue is looked at."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            calls = await queue_of(rig, ["a", "bb", "ccc", "dddd"])
+            assert waiting(rig) == ["a", "bb", "ccc", "dddd"]
+            for _ in range(7):
+                await rig.pass_time(0.25)
+                assert waiting(rig) == ["a", "bb", "ccc", "dddd"]
+            calls[1].leave()
+            await settle()
+            assert waiting(rig) == ["a", "ccc", "dddd"]
+            await rig.join("p", "prompt", epoch=2)
+            await settle()
+            assert waiting(rig) == []
+            served = rig.workers["p"].seen  # of its new life
+            assert [len(body["prompt"]) for body in served] == [1, 3, 4]
+            for call in (calls[0], calls[2], calls[3]):
+                assert (await call.answer()).status == 200
+            await settle()
+            rig.demand_nothing_held()
+
+    play(scenario())
+
+
+def test_younger_requests_do_not_ask_before_the_oldest_has_a_pair() -> None:
+    """A short request would take the room that the oldest one waits for, again and again."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            calls = await queue_of(rig, ["a", "bb", "ccc"])
+            asked = rig.gateway.dispatcher.counts["no_capacity"]
+            rig.gateway.desk.look_at_the_queue()
+            assert rig.gateway.dispatcher.counts["no_capacity"] == asked + 1
+            for call in calls:
+                call.leave()
+                await call.answer()
 
     play(scenario())
 

@@ -91,6 +91,23 @@ def test_a_worker_that_dies_at_once_again_and_again_is_given_up_with_its_last_wo
     run(test)
 
 
+def test_only_deaths_in_a_row_count() -> None:
+    """A worker that dies once a day would be given up in the end, or one that never stays up would be kept for ever."""
+
+    async def test() -> None:
+        lives_s = [0.0, 0.0, FAST.quick_s, 0.0, 0.0]
+        instants = iter([instant_s for life_s in lives_s for instant_s in (0.0, life_s)])
+        watched = supervisor({"a": "import sys; sys.exit(3)"}, now_s=lambda: next(instants))
+        watched.start()
+        assert len(await watched.announced()) == 1
+        # The long life begins the count anew: its own end is the first of the three.
+        assert only(watched.listed())["restarts"] == len(lives_s) - 1
+        assert list(instants) == []
+        await watched.stop(within_s=1)
+
+    run(test)
+
+
 def test_wrong_settings_are_not_tried_again() -> None:
     """A wrong file would be read five times before the person who wrote it is told."""
 

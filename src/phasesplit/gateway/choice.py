@@ -45,6 +45,7 @@ class Choice:
         stages: When it reached what.
         pair: The machines of the present attempt, or of the last one.
         ended_by: The event that ended it, None before.
+        arrival: Its number in the order of arrivals, from 1; 0 before it has begun.
     """
 
     def __init__(self, desk: "Desk", order: Order, hear: Hear, *, streams: bool) -> None:
@@ -63,6 +64,7 @@ class Choice:
         self.stages = Stages(desk.clock.unix_s())
         self.pair: Pair | None = None
         self.ended_by: Event | None = None
+        self.arrival = 0
         self.name = f"{order.number}-{order.index}"
         self._desk, self._hear, self._streams = desk, hear, streams
         self._arrival_s = desk.clock.now_s()

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -72,7 +74,8 @@ class Desk:
         self._live: dict[Choice, None] = {}
         self._by_key: dict[str, tuple[Choice, int]] = {}
         self._on_machine: dict[str, set[str]] = {}
-        self._queue: dict[Choice, None] = {}
+        self._queue: deque[Choice] = deque()
+        self._begun = 0
         self._orders: set[asyncio.Task[None]] = set()
         fleet.report_to(self)
 
@@ -87,6 +90,11 @@ class Desk:
         return len(self._queue)
 
     @property
+    def waiting(self) -> tuple[Choice, ...]:
+        """The choices that wait for a pair of machines, oldest first."""
+        return tuple(self._queue)
+
+    @property
     def patience_s(self) -> float:
         """How long a prompt's machine may give no token to anybody before another one is tried.
 
@@ -99,23 +107,30 @@ class Desk:
 
     def begin(self, choice: Choice) -> None:
         """Take a new choice in, and ask for its machines."""
+        self._begun += 1
+        choice.arrival = self._begun
         self._live[choice] = None
         choice.start()
 
     def enqueue(self, choice: Choice) -> bool:
-        """Let a choice wait for machines; return whether there is a place in the queue."""
+        """Let a choice wait for machines, in the order of arrivals; return whether there is a place in the queue.
+
+        A choice that waits already keeps its place.
+        """
+        if choice in self._queue:
+            return True
         if len(self._queue) >= self.limits.queued_requests:
             return False
-        self._queue[choice] = None
+        insort(self._queue, choice, key=_arrival)
         return True
 
     def look_at_the_queue(self) -> None:
         """Let those that wait for machines ask again, oldest first, until one finds none."""
-        for choice in tuple(self._queue):
-            del self._queue[choice]
-            choice.start()
-            if choice in self._queue:
-                return
+        while self._queue:
+            oldest = self._queue[0]
+            oldest.start()
+            if self._queue and self._queue[0] is oldest:
+                return  # those behind it would only be placed before it
 
     def look_for_stalls(self) -> None:
         """Give up the attempts whose machines live, but have told nothing for too long."""
@@ -126,6 +141,7 @@ class Desk:
     def send_legs(self, choice: Choice) -> dict[str, asyncio.Task[None]]:
         """Send the legs of a choice's new attempt to its pair; return the tasks by side."""
         pair, number = choice.pair, choice.progress.attempts
+        self._dequeue(choice)
         if pair is None:
             return {}
         self._by_key[choice.key] = (choice, number)
@@ -158,7 +174,7 @@ class Desk:
     def ended(self, choice: Choice) -> None:
         """Take note that a choice has ended."""
         self._live.pop(choice, None)
-        self._queue.pop(choice, None)
+        self._dequeue(choice)
         self._forget(choice)
         self.meters.ended(choice)
         if self._records is not None:
@@ -167,6 +183,10 @@ class Desk:
             except Exception:
                 # The client's answer does not hang on somebody's full disk.
                 _LOG.exception("the record of %s is lost", choice.name)
+
+    def _dequeue(self, choice: Choice) -> None:
+        if choice in self._queue:
+            self._queue.remove(choice)
 
     def _forget(self, choice: Choice) -> None:
         """Forget the present attempt of a choice."""
@@ -201,6 +221,10 @@ class Desk:
             choice, attempt = self._by_key.get(str(report["gone"]), (None, 0))
             if choice is not None:
                 choice.let_go(machine, str(report.get("why")), attempt)
+
+
+def _arrival(choice: Choice) -> int:
+    return choice.arrival
 
 
 def record(choice: Choice) -> Record:

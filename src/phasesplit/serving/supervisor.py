@@ -63,6 +63,7 @@ class Supervisor:
         log: Where their output and what happens to them goes.
         answers: From a worker's URL to whether it answers; a stalled one is killed. None: nobody looks.
         patience: When to act.
+        now_s: Returns seconds on a clock that never goes back, by which lives are quick or not.
         first_epoch: Epoch of the first start. A later life of this program must not start lower: workers of other
             hosts refuse an epoch that is older than what they know.
     """
@@ -75,12 +76,13 @@ class Supervisor:
         log: Log,
         answers: Callable[[str], Awaitable[bool]] | None = None,
         patience: Patience | None = None,
+        now_s: Callable[[], float] = time.monotonic,
         first_epoch: int | None = None,
     ) -> None:
         epoch = int(time.time() * 1000) if first_epoch is None else first_epoch
         self._places = {name: _Place(name, command, epoch) for name, command in commands.items()}
         self._environment, self._log, self._answers = environment, log, answers
-        self._patience = patience or Patience()
+        self._patience, self._now_s = patience or Patience(), now_s
         self._is_ending = False
 
     def start(self) -> None:
@@ -132,7 +134,7 @@ class Supervisor:
     async def _keep(self, place: _Place) -> None:
         deaths: deque[str] = deque(maxlen=self._patience.quick_deaths)
         while not self._is_ending:
-            since_s = time.monotonic()
+            since_s = self._now_s()
             child = place.child = Child(place.name, place.epoch, self._log)
             try:
                 await child.start(place.command(place.epoch), self._environment)
@@ -152,7 +154,7 @@ class Supervisor:
                 place.given_up = f"worker {place.name} cannot run: {_last_words(child)}"
                 self._log(place.name, place.given_up)
                 return
-            if time.monotonic() - since_s >= self._patience.quick_s:
+            if self._now_s() - since_s >= self._patience.quick_s:
                 deaths.clear()
             deaths.append(how)
             if len(deaths) == self._patience.quick_deaths:
