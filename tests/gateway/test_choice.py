@@ -84,10 +84,10 @@ def test_machine_that_dies_before_content_is_a_pause(state: State, side: str) ->
             await settle()
             go(rig)
             await call.answer()
-            assert call.json["choices"][0]["text"] == "fghij"
-            assert call.json["usage"]["completion_tokens"] == 5
+            assert call.json["choices"][0]["text"] == "fghij", rig.story()
+            assert call.json["usage"]["completion_tokens"] == 5, rig.story()
             goes_on_alone = side == "prompt" and state in (State.WAITING, State.DECODING)
-            assert rig.records[0]["attempts"] == (1 if goes_on_alone else 2)
+            assert rig.records[0]["attempts"] == (1 if goes_on_alone else 2), rig.story()
             await settle()
             rig.demand_nothing_held()
 

@@ -70,6 +70,15 @@ class AdminPages:
             ]
         })  # fmt: skip
 
+    async def story(self, request: Request) -> Response:
+        """Tell what has happened to one request, served now or not long ago, in order."""
+        self._gateway.demand_client(request.headers.get("authorization"))
+        name = request.path_params["request"]
+        stories = self._gateway.desk.story(name)
+        if not stories:
+            raise RequestError(f"request {name[:80]}: it is not served now, and not among the last ones", status=404)
+        return shown({"choices": [story.shown() for story in stories]})
+
     async def pools(self, request: Request) -> Response:
         """Show all machines and the moves between pools."""
         self._demand_admin(request)

@@ -47,6 +47,7 @@ def make_app(gateway: Gateway) -> Starlette:
             Route("/metrics", pages.metrics, methods=["GET"]),
             Route("/debug/kv", guarded(pages.kv), methods=["GET"]),
             Route("/debug/requests", guarded(pages.requests), methods=["GET"]),
+            Route("/debug/requests/{request}", guarded(pages.story), methods=["GET"]),
             Route("/admin/pools", guarded(pages.pools), methods=["GET"]),
             Route("/admin/pools", guarded(pages.change_pool), methods=["POST"]),
             Route("/workers", guarded(pages.join), methods=["POST"]),

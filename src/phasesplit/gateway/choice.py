@@ -17,6 +17,7 @@ from phasesplit.gateway.order import Order
 from phasesplit.gateway.output import Output
 from phasesplit.gateway.stages import Stages
 from phasesplit.gateway.states import HOLDS_TOKEN, Action, Event, Progress, State, release_reason, step
+from phasesplit.gateway.story import Story
 from phasesplit.gateway.verdicts import Pair, TooLong
 from phasesplit.gateway.worker import LegError
 from phasesplit.protocol.worker import PromptTimes, Scored
@@ -45,6 +46,7 @@ class Choice:
         stages: When it reached what.
         pair: The machines of the present attempt, or of the last one.
         ended_by: The event that ended it, None before.
+        story: What has happened to it.
         arrival: Its number in the order of arrivals, from 1; 0 before it has begun.
     """
 
@@ -68,6 +70,8 @@ class Choice:
         self.name = f"{order.number}-{order.index}"
         self._desk, self._hear, self._streams = desk, hear, streams
         self._arrival_s = desk.clock.now_s()
+        self.story = Story(self.name)
+        self.story.add(0.0, "arrived", State.QUEUED, 0, why=f"{len(order.prompt_ids)} prompt tokens")
         self.continued = 0
         self._emitted = 0  # output tokens of earlier attempts that are kept
         self._assigned_s = 0.0
@@ -126,7 +130,10 @@ class Choice:
             too_long = RequestError(verdict.reason, param=param, code="context_length_exceeded")
             self.tell(Event.INPUT_REFUSED, error=too_long)
         # Once machines have failed it, it waits for others; new ones are told to come back.
-        elif not (self.progress.attempts and self._desk.enqueue(self)):
+        elif self.progress.attempts and self._desk.enqueue(self):
+            if self.story.entries()[-1].event != "waits":
+                self.story.add(self.age_s, "waits", State.QUEUED, self.progress.attempts, why=verdict.reason)
+        else:
             no_capacity = NoCapacityError(verdict.reason, retry_after_s=verdict.retry_after_s)
             self.tell(Event.NO_CAPACITY, error=no_capacity)
 
@@ -146,7 +153,10 @@ class Choice:
             attempt=attempt,
             can_resume=self._can_resume,
         )
-        if Action.ABSORB in actions:
+        changed = Action.ABSORB not in actions
+        why = error if event is not Event.ASSIGNED or self.pair is None else _of_pair(self.pair)
+        self.story.add(self.age_s, event, self.progress.state, self.progress.attempts, why=why, changed=changed)
+        if not changed:
             self._desk.meters.absorbed(event)
             return False
         for action in actions:
@@ -376,6 +386,10 @@ class Choice:
             late.cancel()
         self._desk.ended(self)
         self._hear(self, self.progress.attempts, None)
+
+
+def _of_pair(pair: Pair) -> str:
+    return f"machine {pair.token}" if pair.same else f"prompt machine {pair.prompt}, token machine {pair.token}"
 
 
 def run(leg: Coroutine[Any, Any, None], choice: Choice, attempt: int) -> asyncio.Task[None]:

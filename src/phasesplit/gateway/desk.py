@@ -16,6 +16,7 @@ from phasesplit.gateway.fleet import Fleet
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.meters import Meters
 from phasesplit.gateway.states import Event
+from phasesplit.gateway.story import Stories, Story
 from phasesplit.gateway.verdicts import Lost
 
 _LOG = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Desk:
         self._on_machine: dict[str, set[str]] = {}
         self._queue: deque[Choice] = deque()
         self._begun = 0
+        self._stories = Stories()
         self._orders: set[asyncio.Task[None]] = set()
         fleet.report_to(self)
 
@@ -104,6 +106,14 @@ class Desk:
         if wait_s is None:
             wait_s = self.dispatcher.pending_prompt_tokens / _SLOWEST_TOKENS_PER_S
         return self.limits.attempt_s + _PATIENCE * wait_s
+
+    def story(self, name: str) -> list[Story]:
+        """Return what has happened to the choices of a request, or to one of them; nothing where it is not known.
+
+        Args:
+            name: See `Stories.of`.
+        """
+        return self._stories.of(name, (choice.story for choice in self._live))
 
     def begin(self, choice: Choice) -> None:
         """Take a new choice in, and ask for its machines."""
@@ -177,6 +187,7 @@ class Desk:
         self._dequeue(choice)
         self._forget(choice)
         self.meters.ended(choice)
+        self._stories.keep(choice.story)
         if self._records is not None:
             try:
                 self._records(record(choice))
