@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from invariants import check_machine
+from invariants import check_blocks, check_machine
 from phasesplit.engine.batch import Batch
 from phasesplit.engine.cache import KvCache, kv_layout
 from phasesplit.engine.config import ModelConfig
@@ -109,7 +109,8 @@ class Machine:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give back every handle."""
+        """Give back every handle, once the books of the blocks agree."""
+        self.demand_consistent()
         if self.post is not None:
             self.post.close()
         self.memory.close()
@@ -128,8 +129,8 @@ class Machine:
     def demand_consistent(self) -> None:
         """Fail unless the ledger's accounts are those of its requests, and cover every block that is really held."""
         check_machine(self.engine._bookings.ledger, 0)
-        facts = self.engine.facts()
-        assert self.blocks - self.free.free - facts.kept_blocks <= facts.used_blocks <= self.blocks
+        leases = self.post.incoming._receiver.leases if self.post is not None else None
+        check_blocks(self.free, leases, self.engine._bookings.ledger)
 
 
 class Heard:

@@ -1,5 +1,7 @@
 """What must hold of a ledger between any two events, and of the records of a run."""
 
+from collections import Counter
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,8 @@ from phasesplit.scheduling.lists import entry, length
 from phasesplit.scheduling.tournament import NOBODY, PROMPT_LOAD, TOKEN_LOAD, least_loaded
 from phasesplit.simulation.setup import State
 from phasesplit.simulation.world import COMPLETED
+from phasesplit.transfer.blocks import BlockPool, Use
+from phasesplit.transfer.leases import LeaseBook
 
 TREES = [(PROMPT_LOAD, (PROMPT, MIXED, UNSPLIT)), (TOKEN_LOAD, (TOKEN, MIXED))]
 """The loads, and the pools whose tournaments are kept for them."""
@@ -134,6 +138,31 @@ def check_machine(ledger: Ledger, machine: int) -> None:
     assert own["receiving"] == ((live["flow"] > 0) & (live["flow"] < 3) & (live["token_machine"] == machine)).sum()
     assert lanes or not own["batch_tokens"]
     assert lanes or not own["context_tokens"]
+
+
+def check_blocks(pool: BlockPool, leases: LeaseBook | None = None, ledger: Ledger | None = None) -> None:
+    """The books of a machine's KV blocks agree: the pool with itself, leases with it, and the ledger with what it says.
+
+    Args:
+        pool: The truth.
+        leases: Those of the machine's incoming transfers.
+        ledger: That of a live machine, between two steps of its engine.
+    """
+    users = Counter(block for holding in pool.holdings for block in holding.blocks)
+    assert all(holding.count for holding in pool.holdings)
+    assert all(len(set(holding.blocks)) == holding.count for holding in pool.holdings)
+    assert [pool.users(block) for block in range(pool.blocks)] == [users[block] for block in range(pool.blocks)]
+    free, idle = set(pool._free), set(pool._idle)
+    assert len(free) == pool.free
+    assert not free & idle
+    assert free | idle == {block for block in range(pool.blocks) if not users[block]}
+    assert all(pool._is_kept[block] for block in idle)
+    if leases is not None:
+        receiving = [holding for holding in pool.holdings if holding.use is Use.RECEIVE]
+        assert {id(holding) for holding in receiving} == {id(lease.holding) for lease in leases.held}
+    if ledger is not None:
+        # The ledger counts a shared block for each request, and learns one step later what transfers give back.
+        assert sum(pool.held().values()) <= ledger.machines["used_blocks"][0] <= pool.blocks
 
 
 def check_records(done: NDArray[np.void], requests: int) -> None:

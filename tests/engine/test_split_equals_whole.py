@@ -247,7 +247,7 @@ def test_blocks_that_are_still_read_stay_booked() -> None:
         pair.submit_prompt(asked(prompt(150), 5), "r", legs[0])
         may_free = pair.prompt.post.outgoing.may_free
         pair.prompt.post.outgoing.may_free = lambda _: False
-        turn(*pair.machines)
+        pair.run_until(lambda: pair.prompt.post.outgoing.state("r") not in (Departure.AWAITED, Departure.OFFERED))
         pair.prompt.engine.abort("r")
         for _ in range(3):
             turn(*pair.machines)

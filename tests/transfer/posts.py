@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.transfer.blocks import BlockPool
+from invariants import check_blocks
+from phasesplit.transfer.blocks import BlockPool, Holding, Use
 from phasesplit.transfer.channel import wait_readable
 from phasesplit.transfer.layout import Greeting, KvLayout
 from phasesplit.transfer.post import Post
@@ -87,6 +88,7 @@ class Pair:
         self.token = self.start("token-0", secret=secrets[1])
         self.prompt.pool[:] = needles(theirs, BLOCKS)
         self.idle = False
+        self.sources: dict[str, Holding] = {}  # the prompt machine's blocks of what was offered
 
     def start(self, name: str, *, epoch: int = 1, layout: KvLayout = LAYOUT, secret: bytes | None = None) -> Machine:
         """Return a machine with the clock of this pair."""
@@ -121,9 +123,9 @@ class Pair:
         self.token.incoming.expect(key, tokens, "prompt-0", wants_note=wants_note)
         self.order(key)
         eventually(lambda: self.prompt.outgoing.state(key) is Departure.OFFERED, self.step)
-        blocks = self.prompt.free.take(LAYOUT.blocks_for(tokens))
-        self.prompt.outgoing.open(key, blocks)
-        return blocks
+        self.sources[key] = self.prompt.free.hold(key, Use.SEND, LAYOUT.blocks_for(tokens))
+        self.prompt.outgoing.open(key, self.sources[key].blocks)
+        return self.sources[key].blocks
 
     def until_over(self, key: str) -> None:
         """Move until the prompt machine knows the end of a transfer, and its blocks may be used again."""
@@ -136,6 +138,8 @@ class Pair:
 
     def close(self) -> None:
         """Give back every handle."""
+        for machine in (self.prompt, self.token):
+            check_blocks(machine.free, machine.incoming._receiver.leases)
         self.prompt.close()
         self.token.close()
         self.folder.cleanup()

@@ -7,7 +7,7 @@ import pytest
 
 from phasesplit.errors import TransferError
 from phasesplit.transfer import calibration
-from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.blocks import BlockPool, Use
 from phasesplit.transfer.calibration import link_text, measure_link
 from phasesplit.transfer.chooser import threshold_tokens
 from phasesplit.transfer.layout import Greeting, KvLayout
@@ -25,7 +25,7 @@ def test_a_link_is_measured_and_nothing_is_left(transport: str) -> None:
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
         memory, free = SharedPool(LAYOUT, 32), BlockPool(32)
         post = Post(Greeting(machine="a", epoch=1, layout=LAYOUT), memory, free, directory=folder, tcp=("127.0.0.1", 0))
-        local = free.take(4)
+        local = free.hold("own", Use.COMPUTE, 4).blocks
         memory.blocks[:, list(local)] = 9
         link = measure_link(post, transport=transport)
         assert 1e7 < link.bytes_per_s < 1e12
@@ -38,7 +38,7 @@ def test_a_link_is_measured_and_nothing_is_left(transport: str) -> None:
         assert len(post.descriptors()) == 2
         assert threshold_tokens(LAYOUT, lambda tokens: tokens * 1e-2, link) >= 1
         assert "layer by layer from 1,024 tokens" in link_text(link, 1_024)
-        free.take(26)
+        free.hold("more", Use.COMPUTE, 26)
         with pytest.raises(TransferError, match="2 blocks are free, a measurement needs 4"):
             measure_link(post, transport=transport)
         post.close()

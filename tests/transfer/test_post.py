@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phasesplit.errors import TransferError
-from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.blocks import BlockPool, Use
 from phasesplit.transfer.channel import Condition
 from phasesplit.transfer.chooser import Mode
 from phasesplit.transfer.failures import NoRoomError
@@ -37,7 +37,7 @@ def test_a_prompt_arrives_with_its_note(open_pair: OpenPair, first: str, tokens:
     if first == "offer":
         pair.order("r")
     eventually(lambda: pair.prompt.outgoing.state("r") is Departure.OFFERED, pair.step)
-    blocks = pair.prompt.free.take(LAYOUT.blocks_for(tokens))
+    blocks = pair.prompt.free.hold("r", Use.SEND, LAYOUT.blocks_for(tokens)).blocks
     pair.prompt.outgoing.open("r", blocks)
     pair.prompt.outgoing.send_all("r")
     pair.settle()
@@ -205,7 +205,7 @@ def test_what_was_taken_is_kept(open_pair: OpenPair) -> None:
 def test_transfers_and_the_engine_draw_from_one_pool(open_pair: OpenPair) -> None:
     """A transfer would be written into blocks that a local prompt holds."""
     pair = open_pair()
-    growth = pair.token.free.take(BLOCKS - 4)
+    growth = pair.token.free.hold("own", Use.COMPUTE, BLOCKS - 4)
     pair.token.incoming.expect("r", 16, "prompt-0")
     with pytest.raises(NoRoomError):
         pair.token.incoming.expect("next", 1, "prompt-0")
@@ -393,7 +393,8 @@ def test_many_transfers_leave_nothing(open_pair: OpenPair) -> None:
     pair = open_pair()
     for number in range(2_000):
         key = f"r{number}.1"
-        pair.prompt.free.give(pair.offered(key, 5))
+        pair.offered(key, 5)
+        pair.prompt.free.give(pair.sources.pop(key))
         pair.prompt.outgoing.send_all(key)
         pair.prompt.outgoing.note(key, b"n")
         pair.until_over(key)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phasesplit.transfer.blocks import Use
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.timing import Patience
 from transfer import posts
@@ -119,7 +120,7 @@ def test_receiver_that_dies_or_stops(machine: Machine, clock: StandingClock, how
         eventually(lambda: hears(process, heard, 1))
         machine.outgoing.await_offer("r", "token-0", json.loads(heard[0]), 1)
         eventually(lambda: machine.outgoing.state("r") is Departure.OFFERED, machine.post.drive)
-        machine.outgoing.open("r", machine.free.take(4))
+        machine.outgoing.open("r", machine.free.hold("r", Use.SEND, 4).blocks)
         machine.outgoing.send_layer("r", 0)
         eventually(lambda: hears(process, heard, 2), machine.post.drive)
         process.send_signal(how)

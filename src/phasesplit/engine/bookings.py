@@ -54,7 +54,7 @@ class Bookings:
 
     def __init__(self, rules: Rules, capacity_blocks: int) -> None:
         self._sequences: dict[int, Sequence] = {}
-        self._seen_evictions = 0
+        self._seen_evictions = self._lingering_blocks = 0
         self._use(machine_ledger(rules, capacity_blocks))
 
     def _use(self, ledger: Ledger) -> None:
@@ -149,7 +149,7 @@ class Bookings:
         return [
             sequence
             for slot, sequence in self._sequences.items()
-            if sequence.held > 0 and self._phase[slot] == PROMPT and self._held[slot] == 0
+            if sequence.holding.count > 0 and self._phase[slot] == PROMPT and self._held[slot] == 0
         ]
 
     def end_iteration(self, now_s: float) -> None:
@@ -160,5 +160,6 @@ class Bookings:
                 end_prompt_here(self.ledger, task // 2, now_s)
 
     def linger(self, blocks: int, now_s: float) -> None:
-        """Count blocks as used that no request holds but that are not free; a negative number frees them."""
-        use_blocks(self.ledger.machines, HERE, blocks, now_s)
+        """Set how many blocks count as used that no request of the ledger has: transfers of ended requests use them."""
+        use_blocks(self.ledger.machines, HERE, blocks - self._lingering_blocks, now_s)
+        self._lingering_blocks = blocks

@@ -154,7 +154,7 @@ class Engine:
         for sequence in self._bookings.evicted():
             self._roster.evict(sequence, now_s)
         for sequence, first_row, _, is_prompt, _ in lanes:
-            if is_prompt and sequence.held == 0:
+            if is_prompt and sequence.holding.count == 0:
                 # All that are known before anyone takes more: that might push them out.
                 self._memory.share(sequence, first_row)
         has_landed = self._roster.land(now_s)
@@ -171,7 +171,7 @@ class Engine:
 
     def facts(self) -> EngineFacts:
         """Return a snapshot."""
-        machine, prefixes = self._bookings.machine, self._memory.prefixes
+        machine = self._bookings.machine
         sent = self._post.outgoing.sent.transfers if self._post is not None else {}
         return EngineFacts(
             context_tokens=self._context_tokens,
@@ -179,7 +179,7 @@ class Engine:
             used_blocks=int(machine["used_blocks"]),
             block_tokens=BLOCK_TOKENS,
             held=self._roster.held(),
-            kept_blocks=0 if prefixes is None else prefixes.idle,
+            kept_blocks=self._memory.pool.idle,
             waiting_prompts=self._bookings.waiting_prompts,
             running=int(machine["lanes"]),
             pending_tokens=int(machine["pending_tokens"]),

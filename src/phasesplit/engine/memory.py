@@ -6,7 +6,7 @@ from phasesplit.domain.kv import blocks_for
 from phasesplit.engine.cache import KvCache
 from phasesplit.engine.prefix_cache import PrefixCache, extend_digests
 from phasesplit.engine.sequences import Sequence
-from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.blocks import BlockPool, Holding
 
 _POISON = 0x47
 """Byte that fills freed blocks: 51,015.3 as float32. Kernels multiply what lies behind a sequence's end by zero, so it
@@ -20,7 +20,7 @@ class Memory:
         pool: Which blocks are free.
         cache: Where their values are.
         block_tokens: Tokens of a block.
-        identity: What KV hangs on besides tokens, such as the model's digest: blocks of prompts are kept for other
+        identity: What KV depends on besides tokens, such as the model's digest: blocks of prompts are kept for other
             prompts that begin alike. None keeps none.
         poison: Fill blocks with a large number when they are freed, so that a late reader is found out.
     """
@@ -39,24 +39,21 @@ class Memory:
         Raises:
             NoRoomError: They are not there, which the ledger should have known.
         """
-        missing = blocks_for(tokens, self._block_tokens) - sequence.held
+        missing = blocks_for(tokens, self._block_tokens) - sequence.holding.count
         if missing > 0:
             self.make_room(missing)
-            sequence.hold(self.pool.take(missing))
+            self.pool.take(sequence.holding, missing)
 
     def make_room(self, blocks: int) -> None:
         """Let go of kept prompts until so many blocks are free, or none is kept."""
         if self.prefixes is not None and self.pool.free < blocks:
-            self._free(self.prefixes.drop(blocks - self.pool.free))
+            dropped = self.pool.drop(blocks - self.pool.free)
+            self.prefixes.forget(dropped)
+            self._spoil(dropped)
 
-    def give_back(self, sequence: Sequence) -> None:
-        """Take a sequence's own blocks away; those lent by a transfer are the transfer's."""
-        blocks = sequence.own_blocks()
-        if self.prefixes is not None:
-            # The last blocks are of the least use to others: they go first.
-            blocks = [block for block in reversed(blocks) if not self.prefixes.leave(block)]
-        self._free(blocks)
-        sequence.held = sequence.lent = 0
+    def give_back(self, holding: Holding) -> None:
+        """Take away all blocks of a holding; those are free then that nobody else uses or keeps."""
+        self._spoil(self.pool.give(holding))
 
     def known_tokens(self, sequence: Sequence) -> int:
         """Return how many of a waiting sequence's first tokens have their KV here: full blocks, not its last token."""
@@ -67,22 +64,20 @@ class Memory:
     def share(self, sequence: Sequence, tokens: int) -> None:
         """Give a sequence that has no blocks those of its first tokens, which `known_tokens` told."""
         if self.prefixes is not None and tokens > 0:
-            blocks = self.prefixes.known(self._digests(sequence, tokens))
-            self.prefixes.use(blocks)
-            sequence.hold(tuple(blocks))
+            self.pool.share(sequence.holding, self.prefixes.known(self._digests(sequence, tokens)))
 
     def keep(self, sequence: Sequence) -> None:
         """Keep the full blocks of a sequence's prompt, all of which are computed, for others."""
-        if self.prefixes is not None and sequence.lent == 0:
+        if self.prefixes is not None:
             digests = self._digests(sequence, sequence.prompt_tokens)
-            for digest, block in zip(digests, sequence.own_blocks(), strict=False):
-                self.prefixes.add(digest, block)
+            for digest, block in zip(digests, sequence.holding.blocks, strict=False):
+                if self.prefixes.add(digest, block):
+                    self.pool.keep(block)
 
     def _digests(self, sequence: Sequence, tokens: int) -> list[bytes]:
         extend_digests(sequence.digests, sequence.ids, sequence.length, self._block_tokens, self._identity)
         return sequence.digests[: tokens // self._block_tokens]
 
-    def _free(self, blocks: list[int]) -> None:
-        if self._poison and blocks:
-            self._values[:, np.array(blocks)] = _POISON
-        self.pool.give(blocks)
+    def _spoil(self, freed: list[int]) -> None:
+        if self._poison and freed:
+            self._values[:, np.array(freed)] = _POISON

@@ -21,7 +21,7 @@ def extend_digests(
         ids: The tokens, int32.
         tokens: How many of them count.
         block_tokens: Tokens of a block.
-        identity: What else the KV hangs on: the model.
+        identity: What else the KV depends on: the model.
     """
     for block in range(len(digests), tokens // block_tokens):
         before = digests[-1] if digests else identity
@@ -30,7 +30,7 @@ def extend_digests(
 
 
 class PrefixCache:
-    """Full blocks of prompts by digest, shared by count; those that nobody uses go, the least recently used first.
+    """Which kept block has the KV of which digest. Who uses a block, the pool knows.
 
     Attributes:
         version: Grows whenever a digest comes or goes.
@@ -40,13 +40,6 @@ class PrefixCache:
         self.version = 0
         self._blocks: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
-        self._users: dict[int, int] = {}
-        self._idle: dict[int, None] = {}
-
-    @property
-    def idle(self) -> int:
-        """Blocks kept that nobody uses."""
-        return len(self._idle)
 
     def known(self, digests: Iterable[bytes]) -> list[int]:
         """Return the blocks of the first digests, up to the first that is not known."""
@@ -58,32 +51,16 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
-    def use(self, blocks: Iterable[int]) -> None:
-        """Count one more user of known blocks."""
-        for block in blocks:
-            self._users[block] += 1
-            self._idle.pop(block, None)
-
-    def add(self, digest: bytes, block: int) -> None:
-        """Keep a block, which its one user goes on using; where the digest or the block is known, nothing changes."""
+    def add(self, digest: bytes, block: int) -> bool:
+        """Take note of a block's digest; return False where the digest or the block is known, which changes nothing."""
         if digest in self._blocks or block in self._digests:
-            return
-        self._blocks[digest], self._digests[block], self._users[block] = block, digest, 1
-        self.version += 1
-
-    def leave(self, block: int) -> bool:
-        """Count one user less; return whether the block is kept here, or is the caller's to free."""
-        if block not in self._digests:
             return False
-        self._users[block] -= 1
-        if self._users[block] == 0:
-            self._idle[block] = None
+        self._blocks[digest], self._digests[block] = block, digest
+        self.version += 1
         return True
 
-    def drop(self, blocks: int) -> list[int]:
-        """Forget up to so many blocks that nobody uses, and return them."""
-        dropped = [block for block, _ in zip(self._idle, range(blocks), strict=False)]
-        for block in dropped:
-            del self._idle[block], self._users[block], self._blocks[self._digests.pop(block)]
-        self.version += bool(dropped)
-        return dropped
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Forget blocks that the pool keeps no longer."""
+        for block in blocks:
+            del self._blocks[self._digests.pop(block)]
+            self.version += 1

@@ -1,8 +1,6 @@
 """The requests that are on this machine: how each comes, waits for KV or room, and goes with all its blocks."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from phasesplit.domain.kv import blocks_for
 from phasesplit.engine.bookings import Bookings
@@ -17,15 +15,6 @@ from phasesplit.transfer.post import Post
 
 _REMEMBERED = 1_000
 _LONGEST_STUCK_S = 2.0
-
-
-@dataclass(slots=True)
-class _Lingering:
-    """Blocks of a request that has ended, which a transfer may still read or write."""
-
-    blocks: int
-    is_over: Callable[[str], bool]
-    at_end: Callable[[], None]
 
 
 class Roster:
@@ -57,13 +46,13 @@ class Roster:
         threshold_tokens: int,
     ) -> None:
         self.sequences: dict[str, Sequence] = {}
-        self.sending = None if post is None else Sending(post, threshold_tokens, block_tokens)
+        self.sending = None if post is None else Sending(post, memory.pool, threshold_tokens, block_tokens)
         self.events: list[tuple[OnEvent, Event]] = []
         self.stages: deque[Stages] = deque(maxlen=_REMEMBERED)
-        self._taking = None if post is None else Taking(post.incoming)
+        self._taking = None if post is None else Taking(post.incoming, memory.pool)
         self._bookings, self._memory = bookings, memory
         self._vocab, self._block_tokens = vocab, block_tokens
-        self._lingering: dict[str, _Lingering] = {}
+        self._lingering: dict[str, Sequence] = {}  # ended, but a transfer uses blocks under their key
         self._stuck: Sequence | None = None
         self._stuck_since_s = 0.0
 
@@ -104,18 +93,13 @@ class Roster:
             self.tell(sequence, last)
         if self.sending is not None and sequence.sends is not None:
             self.sending.give_up(sequence, why)
-            if self.sending.may_free(key):
-                self._leave(sequence)
-            else:
-                self._linger(
-                    key, _Lingering(sequence.held, self.sending.may_free, lambda: self._leave(sequence)), now_s
-                )
-            return
         if self._taking is not None and sequence.takes is not None:
-            blocks = self._taking.give_up(sequence, why)
-            if blocks > 0:
-                self._linger(key, _Lingering(blocks, self._taking.is_over, lambda: None), now_s)
-        self._memory.give_back(sequence)
+            self._taking.give_up(sequence, why)
+        self._memory.give_back(sequence.holding)
+        if not self._has_left(sequence):
+            self._lingering[key] = sequence
+        if self._lingering:
+            self._count_lingering(now_s)
 
     def evict(self, sequence: Sequence, now_s: float) -> None:
         """Take the blocks of a sequence that will compute its KV again."""
@@ -124,9 +108,7 @@ class Roster:
         if self.sending is not None and self.sending.is_open(sequence):
             self.end(sequence, Failed("memory ran out while the KV was leaving"), now_s)
             return
-        if self._taking is not None and sequence.lent > 0:
-            self._taking.give_up(sequence, "evicted")
-        self._memory.give_back(sequence)
+        self._memory.give_back(sequence.holding)
 
     def land(self, now_s: float) -> bool:
         """Offer room to the KV that waits for it, in order; return whether any may come now."""
@@ -147,11 +129,9 @@ class Roster:
         Returns:
             The sequences whose KV has come, with their first token: they are in the token phase.
         """
-        for key, lingering in list(self._lingering.items()):
-            if lingering.is_over(key):
-                del self._lingering[key]
-                self._bookings.linger(-lingering.blocks, now_s)
-                lingering.at_end()
+        if self._lingering:
+            self._lingering = {key: ended for key, ended in self._lingering.items() if not self._has_left(ended)}
+            self._count_lingering(now_s)
         if self.sending is not None:
             for sequence, why in self.sending.ended():
                 self.end(sequence, None if why is None else Failed(why), now_s)
@@ -169,13 +149,7 @@ class Roster:
 
     def held(self) -> dict[str, int]:
         """Return how many blocks each request holds, those that are over but not free yet too."""
-        held = dict(self._taking.held()) if self._taking is not None else {}
-        for key, sequence in self.sequences.items():
-            if sequence.held > sequence.lent:
-                held[key] = held.get(key, 0) + sequence.held - sequence.lent
-        for key, lingering in self._lingering.items():
-            held.setdefault(key, lingering.blocks)
-        return held
+        return dict(self._memory.pool.held())
 
     def _give_up_stuck(self, now_s: float) -> None:
         """Fail the request whose KV waits in vain for room, so that two machines full of KV for each other go on."""
@@ -185,13 +159,18 @@ class Roster:
         elif stuck is not None and now_s - self._stuck_since_s > _LONGEST_STUCK_S:
             self.end(stuck, Failed("its KV finds no room: this machine is full of KV that waits to leave"), now_s)
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Free the blocks of a prompt whose KV nothing reads any more."""
-        self._memory.give_back(sequence)
-        if self.sending is not None:
-            self.sending.forget(sequence.key)
-        self.tell(sequence, KvLeft())
+    def _count_lingering(self, now_s: float) -> None:
+        """Tell the ledger of the blocks that transfers of ended requests use."""
+        self._bookings.linger(sum(map(self._memory.pool.used_under, self._lingering)), now_s)
 
-    def _linger(self, key: str, lingering: _Lingering, now_s: float) -> None:
-        self._lingering[key] = lingering
-        self._bookings.linger(lingering.blocks, now_s)
+    def _has_left(self, sequence: Sequence) -> bool:
+        """Return whether no transfer uses blocks of an ended request; the first time for a prompt's KV, tell so."""
+        if self.sending is None or sequence.sends is None:
+            return sequence.takes is None or self._memory.pool.used_under(sequence.key) == 0
+        if not self.sending.may_free(sequence.key):
+            return False
+        if sequence.leaving is not None:
+            self._memory.give_back(sequence.leaving)
+        self.sending.forget(sequence.key)
+        self.tell(sequence, KvLeft())
+        return True

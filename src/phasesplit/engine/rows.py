@@ -35,7 +35,7 @@ def batch_of(lanes: Several[Lane]) -> Batch:
     """Return the batch of one forward pass; it wants the last row of each lane that gives a token, or all rows."""
     rows = sum(lane.rows for lane in lanes)
     tokens, positions, owners = np.empty(rows, np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32)
-    tables = np.zeros((len(lanes), max(lane.sequence.held for lane in lanes)), np.int32)
+    tables = np.zeros((len(lanes), max(lane.sequence.holding.count for lane in lanes)), np.int32)
     wanted = []
     start = 0
     for owner, (sequence, first, count, _, gives_token) in enumerate(lanes):
@@ -43,7 +43,8 @@ def batch_of(lanes: Several[Lane]) -> Batch:
         tokens[start:end] = sequence.ids[first : first + count]
         positions[start:end] = first if count == 1 else np.arange(first, first + count)
         owners[start:end] = owner
-        tables[owner, : sequence.held] = sequence.table[: sequence.held]
+        holding = sequence.holding
+        tables[owner, : holding.count] = holding.table[: holding.count]
         if gives_token:
             wanted.append(end - 1)
         start = end

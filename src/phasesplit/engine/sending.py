@@ -9,6 +9,7 @@ from phasesplit.engine.bookings import Lane
 from phasesplit.engine.sequences import Sequence
 from phasesplit.errors import TransferError
 from phasesplit.protocol.worker import PromptTimes, Scored
+from phasesplit.transfer.blocks import BlockPool, Holding, Use
 from phasesplit.transfer.chooser import Mode, choose
 from phasesplit.transfer.post import Post
 from phasesplit.transfer.states import Departure
@@ -19,6 +20,7 @@ class Sending:
 
     Args:
         post: What moves them.
+        pool: Who uses the machine's blocks; a transfer that is open uses those of its sequence.
         threshold_tokens: The shortest prompt that is sent layer by layer.
         block_tokens: Tokens of a block.
 
@@ -26,9 +28,10 @@ class Sending:
         threshold_tokens: As above; may be set at any time.
     """
 
-    def __init__(self, post: Post, threshold_tokens: int, block_tokens: int) -> None:
+    def __init__(self, post: Post, pool: BlockPool, threshold_tokens: int, block_tokens: int) -> None:
         self.threshold_tokens = threshold_tokens
         self._outgoing, self._drive, self._block_tokens = post.outgoing, post.drive, block_tokens
+        self._pool = pool
         self._open: set[Sequence] = set()
         self._notes: dict[Sequence, bytes] = {}
         self._expected: dict[Sequence, None] = {}
@@ -138,10 +141,12 @@ class Sending:
             self._outgoing.abort(sequence.key, "the offer is not for this prompt")
             return False
         try:
-            self._outgoing.open(sequence.key, tuple(sequence.table[:blocks].tolist()))
+            self._outgoing.open(sequence.key, sequence.holding.blocks[:blocks])
         except TransferError as error:
             self._outgoing.abort(sequence.key, str(error))
             return False
+        sequence.leaving = Holding(sequence.key, Use.SEND)
+        self._pool.share(sequence.leaving, sequence.holding.blocks[:blocks])
         self._open.add(sequence)
         return True
 

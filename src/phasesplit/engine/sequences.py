@@ -11,6 +11,7 @@ from phasesplit.engine.history import History
 from phasesplit.engine.wire import WorkerRequest
 from phasesplit.protocol.stop import StopScanner
 from phasesplit.protocol.worker import PromptTimes, Scored, SendKv, TakeKv
+from phasesplit.transfer.blocks import Holding, Use
 
 OnEvent = Callable[[Event], None]
 Numbers = NDArray[np.int32]
@@ -65,11 +66,10 @@ class Sequence:
         limit: Most output tokens, >= 1.
         ids: Its tokens, of which the first `length` count, int32.
         length: Tokens of prompt and output.
-        table: Its blocks in order, of which the first `held` count, int32.
-        held: Blocks that it has.
-        lent: How many of these, from the first on, belong to the transfer that brought them.
+        holding: Its blocks, in the pool.
+        leaving: The same blocks once a transfer takes their KV away, for as long as it may read them; else None.
         told_times: How long its prompt took on the machine that sent its KV.
-        sent: How many of these, from the first on, have been handed to the transfer that takes them away.
+        sent: How many of its blocks, from the first on, have been handed to the transfer that takes them away.
         scores: What the model thinks of its prompt's tokens, as far as they are computed.
         digests: Those of its full blocks, as far as anyone asked.
         seen_version: State of the prefix cache in which it was last looked for there.
@@ -84,10 +84,9 @@ class Sequence:
     length: int
     history: History
     stops: StopScanner | None
-    table: Numbers = field(default_factory=lambda: np.zeros(_FIRST_ROOM, np.int32))
+    holding: Holding
+    leaving: Holding | None = None
     told_times: PromptTimes | None = None
-    held: int = 0
-    lent: int = 0
     sent: int = 0
     scores: list[Scored] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
@@ -118,19 +117,6 @@ class Sequence:
         """Where its KV comes from, if it comes."""
         return self.request.transfer if isinstance(self.request.transfer, TakeKv) else None
 
-    def hold(self, blocks: tuple[int, ...]) -> None:
-        """Add blocks behind those it has."""
-        end = self.held + len(blocks)
-        if end > len(self.table):
-            self.table = _longer(self.table, end)
-        self.table[self.held : end] = blocks
-        self.held = end
-
-    def own_blocks(self) -> list[int]:
-        """Return its blocks but those lent by a transfer."""
-        own: list[int] = self.table[self.lent : self.held].tolist()
-        return own
-
     def add(self, token: int, piece: bytes, end_ids: tuple[int, ...]) -> Finished | None:
         """Add an output token; return how it ends the request, if it does.
 
@@ -140,7 +126,9 @@ class Sequence:
             end_ids: The model's own ends of a text.
         """
         if self.length == len(self.ids):
-            self.ids = _longer(self.ids, self.length + 1)
+            longer = np.zeros(2 * self.length, np.int32)
+            longer[: self.length] = self.ids
+            self.ids = longer
         self.ids[self.length] = token
         self.length += 1
         self.stages.output_tokens += 1
@@ -186,11 +174,6 @@ def sequence_of(key: str, request: WorkerRequest, on_event: OnEvent, limit: int,
         length=tokens,
         history=History(request.prompt_ids[:given], request.prompt_ids[given:]),
         stops=stops,
+        holding=Holding(key, Use.COMPUTE),
         scores=[Scored(request.prompt_ids[0])],
     )
-
-
-def _longer(numbers: Numbers, least: int) -> Numbers:
-    longer = np.zeros(max(least, 2 * len(numbers)), np.int32)
-    longer[: len(numbers)] = numbers
-    return longer

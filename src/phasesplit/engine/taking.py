@@ -4,6 +4,7 @@ from phasesplit.engine.sending import read_note
 from phasesplit.engine.sequences import Sequence
 from phasesplit.errors import TransferError
 from phasesplit.protocol.worker import Scored
+from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.incoming import Incoming
 from phasesplit.transfer.states import Arrival
 
@@ -15,10 +16,11 @@ class Taking:
 
     Args:
         incoming: Where they come from.
+        pool: Who uses the machine's blocks.
     """
 
-    def __init__(self, incoming: Incoming) -> None:
-        self._incoming = incoming
+    def __init__(self, incoming: Incoming, pool: BlockPool) -> None:
+        self._incoming, self._pool = incoming, pool
         self._awaited: dict[Sequence, None] = {}
 
     def expect(self, sequence: Sequence) -> None:
@@ -51,25 +53,13 @@ class Taking:
         except (TransferError, ValueError) as error:
             return str(error)
         del self._awaited[sequence]
-        sequence.hold(delivery.blocks)
-        sequence.lent = len(delivery.blocks)
+        # The blocks go from the transfer to the sequence: at no instant does nobody use them.
+        self._pool.share(sequence.holding, delivery.blocks)
+        self._incoming.release(sequence.key)
         return scored
 
-    def give_up(self, sequence: Sequence, why: str) -> int:
-        """Stop a transfer, or give back what it brought; return how many blocks it holds until `is_over`."""
-        if sequence.lent > 0:
-            self._incoming.release(sequence.key)
-            return 0
-        if sequence not in self._awaited:
-            return 0
-        del self._awaited[sequence]
-        self._incoming.abort(sequence.key, why)
-        return self.held().get(sequence.key, 0)
-
-    def is_over(self, key: str) -> bool:
-        """Return whether a transfer's blocks are free."""
-        return key not in self.held()
-
-    def held(self) -> dict[str, int]:
-        """Return how many blocks each transfer holds."""
-        return self._incoming.held()
+    def give_up(self, sequence: Sequence, why: str) -> None:
+        """Stop a transfer that has not ended; its blocks are free once its sender is known to write to them no more."""
+        if sequence in self._awaited:
+            del self._awaited[sequence]
+            self._incoming.abort(sequence.key, why)

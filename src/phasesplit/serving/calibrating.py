@@ -8,6 +8,7 @@ import numpy as np
 from phasesplit.engine.batch import Batch
 from phasesplit.engine.iteration import Computes
 from phasesplit.scheduling.rules import Rules
+from phasesplit.transfer.blocks import Use
 from phasesplit.transfer.calibration import link_text, measure_link
 from phasesplit.transfer.chooser import Floats, ruled_tokens, threshold_tokens
 from phasesplit.transfer.post import Post
@@ -55,16 +56,16 @@ def calibrated(post: Post, forward: Computes, rules: Rules, *, transport: str) -
 def _prompt_s_per_token(post: Post, forward: Computes) -> float:
     """Return the seconds that a token of a prompt of one block keeps this thread computing: waiting is left out."""
     tokens = post.greeting.layout.block_tokens
-    blocks = post.free.take(1)
+    own = post.free.hold("calibration", Use.COMPUTE, 1)
     batch = Batch(
         tokens=np.zeros(tokens, np.int32),
         positions=np.arange(tokens, dtype=np.int32),
         owners=np.zeros(tokens, np.int32),
-        tables=np.array([blocks], np.int32),
+        tables=np.array([own.blocks], np.int32),
         wanted=np.array([tokens - 1], np.int32),
     )
     since_s = time.thread_time()
     forward.run(batch)
     took_s = time.thread_time() - since_s
-    post.free.give(blocks)
+    post.free.give(own)
     return took_s / tokens

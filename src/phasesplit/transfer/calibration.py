@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from phasesplit.domain.link import Link
 from phasesplit.errors import TransferError
+from phasesplit.transfer.blocks import Use
 from phasesplit.transfer.chooser import fit_link
 from phasesplit.transfer.links import Address
 from phasesplit.transfer.post import Post
@@ -110,13 +111,13 @@ def _transfer(post: Post, address: Address, blocks: int, *, layerwise: bool = Fa
     """Send so many blocks from this machine to itself."""
     name, epoch, layout = post.greeting.machine, post.greeting.epoch, post.greeting.layout
     key = f"measurement.{next(_NUMBERS)}"
-    sources = post.free.take(blocks)
+    sources = post.free.hold(key, Use.SEND, blocks)
     try:
         post.incoming.expect(key, blocks * layout.block_tokens, name, wants_note=False)
         post.outgoing.await_offer(key, name, address, epoch)
         _drive_while(post, key, Departure.AWAITED)
         began_s = time.perf_counter()
-        post.outgoing.open(key, sources)
+        post.outgoing.open(key, sources.blocks)
         for layer in range(layout.layers if layerwise else 0):
             post.outgoing.send_layer(key, layer)
             post.drive()

@@ -119,7 +119,7 @@ class Incoming:
 
     def held(self) -> dict[str, int]:
         """Return how many blocks each request holds, those that were given up and are not free yet too."""
-        return {lease.owner: len(lease.blocks) for lease in self._receiver.leases.held}
+        return {lease.key: lease.holding.count for lease in self._receiver.leases.held}
 
     def drive(self) -> None:
         """Take connections, and move what can move without waiting."""

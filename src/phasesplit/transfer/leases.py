@@ -1,38 +1,42 @@
-"""Who holds which blocks, why, and until when. Time is an argument."""
+"""Until when blocks of a pool wait for KV, and for whose. Time is an argument."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.blocks import BlockPool, Holding, Use
 from phasesplit.transfer.failures import NoRoomError, Reason
-
-_REMEMBERED = 1_000
 
 
 @dataclass(slots=True)
 class Lease:
-    """Blocks held for one owner.
+    """The deadline of a holding.
 
     Attributes:
         number: Number of the lease, never used twice.
-        owner: The request.
-        purpose: Why the blocks are held.
-        blocks: Blocks in the pool; the i-th holds the i-th block of the request's tokens.
+        holding: The blocks, in the pool, under the key of the request.
         deadline_s: Instant at which it expires unless extended.
         lease_s: By how much a heartbeat extends it, > 0.
     """
 
     number: int
-    owner: str
-    purpose: str
-    blocks: tuple[int, ...]
+    holding: Holding
     deadline_s: float
     lease_s: float
 
+    @property
+    def key(self) -> str:
+        """The request."""
+        return self.holding.key
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Blocks in the pool; the i-th holds the i-th block of the request's tokens."""
+        return self.holding.blocks
+
 
 class LeaseBook:
-    """Blocks of a pool that are held under a lease: each has one owner, a purpose and a deadline.
+    """The leases of a pool: each has a holding there that waits for KV, and a deadline.
 
     Args:
         pool: Where the blocks are taken from; others may draw from it too.
@@ -45,7 +49,6 @@ class LeaseBook:
         self._held: dict[int, Lease] = {}
         self._last_number = 0
         self.released: Counter[Reason] = Counter()
-        self.latest: deque[tuple[Lease, Reason, float]] = deque(maxlen=_REMEMBERED)
 
     @property
     def used_bytes(self) -> int:
@@ -57,18 +60,18 @@ class LeaseBook:
         """The leases, oldest first."""
         return self._held.values()
 
-    def reserve(self, owner: str, purpose: str, blocks: int, now_s: float, lease_s: float) -> Lease:
-        """Hold blocks, those with the lowest numbers: neighbours travel in one frame.
+    def reserve(self, key: str, blocks: int, now_s: float, lease_s: float) -> Lease:
+        """Hold blocks for a request, those with the lowest numbers: neighbours travel in one frame.
 
         Raises:
             NoRoomError: Fewer blocks are free, or none was asked for.
         """
         try:
-            taken = self._pool.take(blocks)
+            holding = self._pool.hold(key, Use.RECEIVE, blocks)
         except NoRoomError as error:
-            raise NoRoomError(f"request {owner}: {error}") from None
+            raise NoRoomError(f"request {key}: {error}") from None
         self._last_number += 1
-        lease = Lease(self._last_number, owner, purpose, taken, now_s + lease_s, lease_s)
+        lease = Lease(self._last_number, holding, now_s + lease_s, lease_s)
         self._held[lease.number] = lease
         return lease
 
@@ -83,12 +86,10 @@ class LeaseBook:
         """Return the leases whose deadline has passed; they stay held."""
         return [lease for lease in self._held.values() if lease.deadline_s <= now_s]
 
-    def release(self, number: int, reason: Reason, now_s: float) -> bool:
-        """Give the blocks back; return whether they were held, so that a second release changes nothing."""
+    def release(self, number: int, reason: Reason) -> list[int]:
+        """Give the blocks back; return those that nobody uses now. A second release changes nothing."""
         lease = self._held.pop(number, None)
         if lease is None:
-            return False
-        self._pool.give(lease.blocks)
+            return []
         self.released[reason] += 1
-        self.latest.append((lease, reason, now_s))
-        return True
+        return self._pool.give(lease.holding)

@@ -88,7 +88,6 @@ class Receiver:
         sender: str,
         now_s: float,
         *,
-        purpose: str = "transfer",
         lease_s: float = 0.0,
         offer: bool = False,
         wants_note: bool = False,
@@ -100,7 +99,6 @@ class Receiver:
             tokens: Tokens of the prompt, >= 1.
             sender: Machine that will send.
             now_s: The instant.
-            purpose: Why they are held, for people.
             lease_s: Time without a heartbeat, by default the receiver's.
             offer: Tell the sender of the reservation, now or as soon as it has a channel to us.
             wants_note: The transfer is whole only with a note.
@@ -109,7 +107,7 @@ class Receiver:
             NoRoomError: They do not fit.
             TransferError: The blocks are in too many pieces to be offered.
         """
-        lease = self.leases.reserve(owner, purpose, self._layout.blocks_for(tokens), now_s, lease_s or self._lease_s)
+        lease = self.leases.reserve(owner, self._layout.blocks_for(tokens), now_s, lease_s or self._lease_s)
         arrived = np.zeros((self._layout.layers, len(lease.blocks)), np.bool_)
         channels = {number for number, name in self._peers.items() if name == sender}
         machine, epoch = self._greeting.machine, self._greeting.epoch
@@ -119,7 +117,7 @@ class Receiver:
             try:
                 offered = Message(Kind.OFFER, epoch, lease.number, text=offer_text(owner, reservation))
             except TransferError:
-                self.leases.release(lease.number, Reason.REFUSED, now_s)
+                self.leases.release(lease.number, Reason.REFUSED)
                 raise
         awaited = Awaited(lease, sender, offered, wants_note, arrived, channels)
         self._awaited[lease.number] = awaited
@@ -337,16 +335,16 @@ class Receiver:
             if not awaited.channels:  # nobody to stop
                 awaited.state = Arrival.RELEASED
         if awaited.state is Arrival.RELEASED:
-            self._free(awaited, now_s)
+            self._free(awaited)
 
     def _tell(self, awaited: Awaited, message: Message) -> None:
         self.outbox.extend((channel, message) for channel in sorted(awaited.channels))
 
-    def _free(self, awaited: Awaited, now_s: float) -> None:
-        if self._poison:
-            self._pool[:, list(awaited.lease.blocks)] = POISON
+    def _free(self, awaited: Awaited) -> None:
         del self._awaited[awaited.lease.number]
         self._why[awaited.lease.number] = awaited.why
         while len(self._why) > _REMEMBERED:
             del self._why[next(iter(self._why))]
-        self.leases.release(awaited.lease.number, awaited.reason, now_s)
+        freed = self.leases.release(awaited.lease.number, awaited.reason)
+        if self._poison and freed:
+            self._pool[:, freed] = POISON

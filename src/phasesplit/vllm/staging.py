@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from phasesplit.domain.kv import blocks_for
 from phasesplit.errors import TransferError
-from phasesplit.transfer.blocks import BlockPool
+from phasesplit.transfer.blocks import BlockPool, Holding, Use
 from phasesplit.transfer.failures import NoRoomError
 
 IsDone = Callable[[], bool]
@@ -86,6 +86,7 @@ class Slots:
         self.count = count
         self._first = first
         self._free = BlockPool(count)
+        self._taken: dict[tuple[int, ...], Holding] = {}
         self._lock = threading.Lock()
 
     @property
@@ -97,14 +98,17 @@ class Slots:
         """Return so many slots, None where fewer are free."""
         with self._lock:
             try:
-                return tuple(self._first + slot for slot in self._free.take(count))
+                taken = self._free.hold("", Use.SEND, count)
             except NoRoomError:
                 return None
+            slots = tuple(self._first + slot for slot in taken.blocks)
+            self._taken[slots] = taken
+            return slots
 
     def give(self, slots: Sequence[int]) -> None:
         """Give slots back."""
         with self._lock:
-            self._free.give(slot - self._first for slot in slots)
+            self._free.give(self._taken.pop(tuple(slots)))
 
 
 def slots_for(size_bytes: int, slot_bytes: int, longest_tokens: int, block_tokens: int) -> int:
