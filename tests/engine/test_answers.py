@@ -2,11 +2,8 @@
 
 from typing import Any
 
-import orjson
-
 from phasesplit.engine.answers import Answer, Part, error_body, usage
 from phasesplit.errors import RequestError, TransferError
-from phasesplit.protocol.sse import DONE, event
 from phasesplit.protocol.worker import Scored
 
 TEXTS = {1: "a", 2: "bc", 3: "\ufffd", 4: "\ufffd"}
@@ -95,15 +92,6 @@ def test_prompt_logprobs_have_vllms_shape() -> None:
         },
     ]
     assert "prompt_logprobs" not in choice_of(answer().completion(Part(prompt=PROMPT), usage(2, 1)))
-
-
-def test_events_are_one_line() -> None:
-    """A line break in the text would end the event early."""
-    made = event({"text": "a\nb"})
-    assert made.endswith(b"\n\n")
-    assert made.count(b"\n") == 2
-    assert orjson.loads(made.removeprefix(b"data: ")) == {"text": "a\nb"}
-    assert DONE == b"data: [DONE]\n\n"
 
 
 def test_errors() -> None:

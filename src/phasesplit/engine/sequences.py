@@ -160,9 +160,8 @@ def sequence_of(key: str, request: WorkerRequest, on_event: OnEvent, limit: int,
     ids[:tokens] = request.prompt_ids
     resumed = request.resumed_tokens
     # A stop that began in what another machine put out is the gateway's to find, which has all of the text.
-    stops = (
-        StopScanner(request.stop, min_tokens=max(0, request.sampling.min_tokens - resumed)) if request.stop else None
-    )
+    exempt = max(0, request.sampling.min_tokens - resumed)
+    stops = StopScanner(request.stop, min_tokens=exempt) if request.stop else None
     given = tokens - resumed
     return Sequence(
         request=request,

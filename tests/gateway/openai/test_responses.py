@@ -1,11 +1,9 @@
 """Answers, chunks, log-probabilities, events: the shapes that OpenAI's clients read."""
 
-import orjson
 import pytest
 
 from phasesplit.gateway.openai.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from phasesplit.gateway.openai.responses import Answer, Finished, Piece, model_list, usage
-from phasesplit.protocol import sse
 
 ANSWER = Answer("1", 1700000000, "m")
 LOGPROBS = [
@@ -116,13 +114,6 @@ def test_chat_logprobs_shape() -> None:
         ],
         "refusal": None,
     }
-
-
-def test_event_is_one_line() -> None:
-    """A line break in the text would end the event in its middle."""
-    sent = sse.event({"text": "a\n\nb\r漢"})
-    assert (sent[:6], sent[-2:], sent[:-2].count(b"\n") + sent.count(b"\r")) == (b"data: ", b"\n\n", 0)
-    assert orjson.loads(sent[6:]) == {"text": "a\n\nb\r漢"}
 
 
 def test_models_shape() -> None:
