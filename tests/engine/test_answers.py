@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from phasesplit.engine.answers import Answer, Part, error_body, usage
-from phasesplit.errors import RequestError, TransferError
+from phasesplit.engine.answers import Answer, Part
+from phasesplit.errors import RequestError
+from phasesplit.protocol.answers import usage
+from phasesplit.protocol.errors import error_answer
 from phasesplit.protocol.worker import Scored
 
 TEXTS = {1: "a", 2: "bc", 3: "\ufffd", 4: "\ufffd"}
@@ -24,7 +26,7 @@ def choice_of(made: dict[str, Any]) -> dict[str, Any]:
 
 def test_whole_answer() -> None:
     """A client that reads completions would not understand a worker."""
-    used = usage(5, 2)
+    used = usage([5], [2])
     part = Part(text="bc", output=OUTPUT, finish_reason="stop", stop_reason=3)
     expected = {
         "index": 0, "text": "bc", "logprobs": None, "finish_reason": "stop", "stop_reason": 3, "token_ids": [2, 3],
@@ -43,7 +45,7 @@ def test_chunks() -> None:
     assert chunk["usage"] is None
     assert (choice_of(chunk)["token_ids"], choice_of(chunk)["finish_reason"]) == ([2], None)
     assert "usage" not in answer().chunk(Part(), with_usage=False)
-    assert answer().usage_chunk(usage(1, 2)) == HEAD | {"choices": [], "usage": usage(1, 2)}
+    assert answer().usage_chunk(usage([1], [2])) == HEAD | {"choices": [], "usage": usage([1], [2])}
 
 
 def test_logprobs_tell_ids() -> None:
@@ -72,18 +74,18 @@ def test_tokens_are_named_by_id() -> None:
 def test_echo_begins_with_the_prompt() -> None:
     """Log-probabilities of an echoed prompt would be lost, or counted as output."""
     flags = {"has_echo": True, "has_logprobs": True, "has_token_ids": True}
-    choice = choice_of(answer(**flags).completion(Part(output=OUTPUT, prompt=PROMPT), usage(2, 2)))
+    choice = choice_of(answer(**flags).completion(Part(output=OUTPUT, prompt=PROMPT), usage([2], [2])))
     assert choice["logprobs"]["token_ids"] == [1, 3, 2, 3]
     assert choice["logprobs"]["top_logprobs"][0] is None
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert (choice["token_ids"], choice["prompt_token_ids"]) == ([2, 3], [1, 3])
-    unasked = choice_of(answer(has_logprobs=True).completion(Part(output=OUTPUT, prompt=PROMPT), usage(2, 2)))
+    unasked = choice_of(answer(has_logprobs=True).completion(Part(output=OUTPUT, prompt=PROMPT), usage([2], [2])))
     assert unasked["logprobs"]["token_ids"] == [2, 3]
 
 
 def test_prompt_logprobs_have_vllms_shape() -> None:
     """Tools that score prompts through vLLM would not understand a worker."""
-    choice = choice_of(answer(has_prompt_logprobs=True).completion(Part(prompt=PROMPT), usage(2, 1)))
+    choice = choice_of(answer(has_prompt_logprobs=True).completion(Part(prompt=PROMPT), usage([2], [1])))
     assert choice["prompt_logprobs"] == [
         None,
         {
@@ -91,11 +93,11 @@ def test_prompt_logprobs_have_vllms_shape() -> None:
             "2": {"logprob": -0.125, "rank": 1, "decoded_token": "bc"},
         },
     ]
-    assert "prompt_logprobs" not in choice_of(answer().completion(Part(prompt=PROMPT), usage(2, 1)))
+    assert "prompt_logprobs" not in choice_of(answer().completion(Part(prompt=PROMPT), usage([2], [1])))
 
 
 def test_errors() -> None:
     """A client's mistake would not be explained, or our own paths and states be told."""
-    told = error_body(RequestError("n: too many", param="n", code="invalid_value"))["error"]
+    told = error_answer(RequestError("n: too many", param="n", code="invalid_value")).body["error"]
     assert told == {"message": "n: too many", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
-    assert error_body(TransferError("secret"))["error"]["message"] == "internal error"
+    assert error_answer(ValueError("secret")).body["error"]["message"] == "internal error"

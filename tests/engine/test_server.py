@@ -11,12 +11,12 @@ import pytest
 from phasesplit.engine.events import Event, Failed, Finished, KvLeft, KvReady, PromptScored, Refused, Started, Token
 from phasesplit.engine.facts import EngineFacts
 from phasesplit.engine.server import worker_app
-from phasesplit.engine.server_completions import LARGEST_BODY_BYTES
 from phasesplit.engine.server_worker import Worker
 from phasesplit.engine.thread import EngineThread
 from phasesplit.engine.tiny import tiny_vocabulary
 from phasesplit.engine.tokens import tokenizer_from_gguf
 from phasesplit.engine.wire import Served, WorkerRequest
+from phasesplit.protocol.asgi import LARGEST_BODY_BYTES
 from phasesplit.protocol.worker import PromptTimes, Scored
 
 EPOCH = 7

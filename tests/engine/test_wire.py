@@ -7,12 +7,11 @@ import pytest
 
 from phasesplit.engine.sampling import Sampling
 from phasesplit.engine.wire import Served, WorkerRequest, parsed_request
-from phasesplit.engine.wire_fields import Body
 from phasesplit.errors import RequestError
+from phasesplit.gateway.legs import split_legs, whole_leg
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.openai.legs import split_legs, whole_leg
-from phasesplit.gateway.openai.parsing import parsed_chat, parsed_completion
-from phasesplit.gateway.openai.requests import ChatRequest, CompletionRequest
+from phasesplit.gateway.parsing import parsed_chat, parsed_completion
+from phasesplit.protocol.completions import ChatRequest, CompletionRequest, WorkerBody
 from phasesplit.protocol.worker import Address, SendKv, TakeKv
 
 SEED, OURS = 77, 3
@@ -149,8 +148,8 @@ def test_every_field_of_clients_is_decided_on() -> None:
         "min_p", "kv_transfer_params", "prompt_logprobs", "return_token_ids",
         "return_tokens_as_token_ids", "resumed_tokens",
     }  # fmt: skip
-    assert set(Body.model_fields) - fields == ours
-    assert fields - set(Body.model_fields) == {"messages", "suffix", "response_format", "user"}
+    assert set(WorkerBody.model_fields) - fields == ours
+    assert fields - set(WorkerBody.model_fields) == {"messages", "suffix", "response_format", "user"}
 
 
 @pytest.mark.parametrize(
@@ -267,7 +266,7 @@ def test_what_is_left_out() -> None:
     request = parsed()
     assert request.sampling == Sampling(temperature=1.0, seed=OURS)
     assert (request.max_tokens, request.stream, request.wants_prompt_logprobs) == (98, False, None)
-    nulls = dict.fromkeys(set(Body.model_fields) - {"model", "prompt"})
+    nulls = dict.fromkeys(set(WorkerBody.model_fields) - {"model", "prompt"})
     assert parsed(**nulls) == request
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.openai.parsing import parsed_chat, parsed_completion
 from phasesplit.gateway.order import ordered
+from phasesplit.gateway.parsing import parsed_chat, parsed_completion
 from phasesplit.serving.codec import ModelCodec
 
 START = 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from phasesplit.errors import RequestError
+from phasesplit.protocol.answers import TokenLogprob, answer_head, completion_logprobs, usage_chunk, with_null_usage
 from phasesplit.protocol.worker import PromptTimes, Scored
 
 
@@ -82,14 +82,14 @@ class Answer:
             with_usage: Whether the stream ends with a chunk of usage; the others then say null.
         """
         chunk = self._head() | {"choices": [self._choice(part)]} | _extension(part)
-        return chunk | {"usage": None} if with_usage else chunk
+        return with_null_usage(chunk) if with_usage else chunk
 
     def usage_chunk(self, used: Mapping[str, int]) -> dict[str, Any]:
         """Return the last chunk of a stream whose client wants usage."""
-        return self._head() | {"choices": [], "usage": dict(used)}
+        return usage_chunk(self._head(), used)
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self.request, "object": "text_completion", "created": self.created_s, "model": self.model}
+        return answer_head(self.request, "text_completion", self.created_s, self.model)
 
     def _choice(self, part: Part) -> dict[str, Any]:
         told = [*part.prompt, *part.output] if self.has_echo else part.output
@@ -109,16 +109,8 @@ class Answer:
         return choice
 
     def _logprobs(self, tokens: Sequence[Scored], text_offset: int) -> dict[str, Any]:
-        texts = [self._named(one.token) for one in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(text_offset)
-            text_offset += len(text)
-        return {
-            "tokens": texts,
-            "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [self._top(one) for one in tokens],
-            "text_offset": offsets,
+        named = [TokenLogprob(self._named(one.token), one.logprob, b"", self._top(one)) for one in tokens]
+        return completion_logprobs(named, text_offset) | {
             "token_ids": [one.token for one in tokens],
             "top_token_ids": [[token for token, _ in one.top] for one in tokens],
             "top_token_logprobs": [[logprob for _, logprob in one.top] for one in tokens],
@@ -127,14 +119,12 @@ class Answer:
     def _named(self, token: int) -> str:
         return f"token_id:{token}" if self.names_by_id else self.spelled(token)
 
-    def _top(self, one: Scored) -> dict[str, float] | None:
-        """Return the likeliest tokens by name; of equal names the likeliest stays. A prompt's first token has none."""
-        if one.logprob is None:
-            return None
+    def _top(self, one: Scored) -> tuple[tuple[str, float, bytes], ...]:
+        """Return the likeliest tokens by name; of equal names the likeliest stays."""
         by_name: dict[str, float] = {}
         for token, logprob in one.top:
             by_name.setdefault(self._named(token), logprob)
-        return by_name
+        return tuple((name, logprob, b"") for name, logprob in by_name.items())
 
     def _prompt_logprobs(self, one: Scored) -> dict[str, dict[str, Any]] | None:
         """Return a place of the prompt as vLLM shapes it; the rank of a token beyond the likeliest is not known."""
@@ -151,27 +141,3 @@ class Answer:
 def _extension(part: Part) -> dict[str, Any]:
     """Return what a gateway is told beyond OpenAI's and vLLM's shapes."""
     return {} if part.times is None else {"phasesplit": part.times._asdict()}
-
-
-def usage(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
-    """Return the `usage` of an answer.
-
-    Args:
-        prompt_tokens: Tokens of the prompt.
-        output_tokens: Tokens of the output, a stop token included.
-    """
-    total = prompt_tokens + output_tokens
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens, "total_tokens": total}
-
-
-def error_body(error: Exception) -> dict[str, Any]:
-    """Return an error in OpenAI's shape; the text of one that is not the client's fault stays here.
-
-    Args:
-        error: A RequestError goes with its own status; all others are a 500.
-    """
-    if isinstance(error, RequestError):
-        told = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
-    else:
-        told = {"message": "internal error", "type": "server_error", "param": None, "code": "internal_error"}
-    return {"error": told}

@@ -22,9 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from phasesplit.engine.server_completions import Completions, Receive, Scope, Send
+from phasesplit.engine.server_completions import Completions
 from phasesplit.engine.server_feed import Feed
 from phasesplit.engine.server_worker import Worker
+from phasesplit.protocol.answers import model_list
+from phasesplit.protocol.asgi import JsonAnswer, Receive, Scope, Send, refused
 from phasesplit.protocol.roles import ROLES
 
 _LONGEST_ORDER_BYTES = 1 << 16
@@ -109,7 +111,7 @@ class _Keyed:
         if scope["type"] == "http" and scope["path"] != "/health":
             offered = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(offered, self._expected):
-                await _refused(401, "the worker's key is missing or wrong")(scope, receive, send)
+                await _refused(401, "the worker's key is missing or wrong").send_to(send)
                 return
         await self._app(scope, receive, send)
 
@@ -118,28 +120,23 @@ class _Orders:
     def __init__(self, worker: Speaker) -> None:
         self._worker = worker
 
-    async def models(self, _: Request) -> Response:
-        created_s = int(self._worker.started_s)
-        models = [
-            {"id": name, "object": "model", "created": created_s, "owned_by": "phasesplit"}
-            for name in self._worker.names
-        ]
-        return _json(200, {"object": "list", "data": models})
+    async def models(self, _: Request) -> JsonAnswer:
+        return JsonAnswer(200, model_list(self._worker.names, int(self._worker.started_s)))
 
-    async def facts(self, _: Request) -> Response:
-        return _json(200, self._worker.facts())
+    async def facts(self, _: Request) -> JsonAnswer:
+        return JsonAnswer(200, self._worker.facts())
 
     async def events(self, _: Request) -> Response:
         return StreamingResponse(self._worker.feed.listen(), media_type="application/x-ndjson")
 
-    async def abort(self, request: Request) -> Response:
+    async def abort(self, request: Request) -> JsonAnswer:
         key = (await _order(request)).get("key")
         if not isinstance(key, str):
             return _refused(400, "key: allowed is a text")
         self._worker.abort(key, "aborted")
-        return _json(200, {})
+        return JsonAnswer(200, {})
 
-    async def role(self, request: Request) -> Response:
+    async def role(self, request: Request) -> JsonAnswer:
         order = await _order(request)
         if order.get("epoch") != self._worker.epoch:
             return _refused(
@@ -149,19 +146,19 @@ class _Orders:
             return _refused(400, f"role: got {str(order.get('role'))[:40]!r}, allowed is one of {', '.join(ROLES)}")
         self._worker.role = order["role"]
         self._worker.feed.nudge()
-        return _json(200, {"role": self._worker.role})
+        return JsonAnswer(200, {"role": self._worker.role})
 
-    async def drain(self, _: Request) -> Response:
+    async def drain(self, _: Request) -> JsonAnswer:
         self._worker.drain()
-        return _json(200, {})
+        return JsonAnswer(200, {})
 
-    async def health(self, _: Request) -> Response:
+    async def health(self, _: Request) -> JsonAnswer:
         error = self._worker.error
         if error is not None:
             return _refused(503, f"the engine has stopped: {error}")
         if self._worker.is_draining:
             return _refused(503, "draining")
-        return _json(200, {"status": "ok"})
+        return JsonAnswer(200, {"status": "ok"})
 
 
 async def _order(request: Request) -> dict[str, Any]:
@@ -178,10 +175,5 @@ async def _order(request: Request) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _json(status: int, content: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
-
-
-def _refused(status: int, message: str, code: str | None = None) -> Response:
-    kind = "invalid_request_error" if status < 500 else "overloaded_error"
-    return _json(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})
+def _refused(status: int, message: str, code: str | None = None) -> JsonAnswer:
+    return refused(status, message, code, kind=None if status < 500 else "overloaded_error")

@@ -8,26 +8,31 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, cast
 
-import orjson
-from starlette.responses import Response
-
-from phasesplit.engine.answers import Answer, Part, error_body, usage
+from phasesplit.engine.answers import Answer, Part
 from phasesplit.engine.events import Event, Failed, Finished, PromptScored, Refused, Token
 from phasesplit.engine.server_worker import Worker
 from phasesplit.engine.tokens import Detokenizer
 from phasesplit.engine.wire import WorkerRequest, parsed_request
 from phasesplit.errors import RequestError
+from phasesplit.protocol.answers import usage
+from phasesplit.protocol.asgi import (
+    ClientGoneError,
+    JsonAnswer,
+    Receive,
+    Scope,
+    Send,
+    client_gone,
+    read_body,
+    refused,
+    send_part,
+    start,
+)
+from phasesplit.protocol.errors import error_answer, error_body
 from phasesplit.protocol.sse import CONTENT_TYPE, DONE, event
 from phasesplit.protocol.worker import PromptTimes, Scored, TakeKv
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-LARGEST_BODY_BYTES = 16 << 20
 _TYPES = {400: "invalid_request_error", 409: "conflict", 503: "overloaded_error"}
 
 
@@ -69,18 +74,18 @@ class Completions:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         try:
             body = await read_body(receive)
-            if body is None:
-                return
             request = parsed_request(body, self._worker.served, seed=secrets.randbits(63))
             request.demand_epoch(self._worker.epoch)
-        except RequestError as problem:
-            await _json(problem.status, error_body(problem))(scope, receive, send)
+        except ClientGoneError:
             return
-        await _Choice(self._worker, request).serve(scope, receive, send)
+        except RequestError as problem:
+            await JsonAnswer(problem.status, error_answer(problem).body).send_to(send)
+            return
+        await _Choice(self._worker, request).serve(receive, send)
 
 
 class _Choice:
@@ -106,7 +111,7 @@ class _Choice:
             has_prompt_logprobs=request.prompt_logprobs is not None,
         )
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, receive: Receive, send: Send) -> None:
         """Compute and answer; a client that goes away, and every error here, ends the request."""
         self._worker.submit(self._request, self._key, self._heard.put)
         leaving = asyncio.create_task(self._watch(receive))
@@ -117,19 +122,18 @@ class _Choice:
                 return
             if isinstance(first, Refused | Failed):
                 is_over = True
-                await self._refuse(first)(scope, receive, send)
+                await self._refuse(first).send_to(send)
             elif self._request.stream:
                 is_over = await self._stream(first, send)
             else:
-                is_over = await self._whole(first, scope, receive, send)
+                is_over = await self._whole(first, send)
         finally:
             leaving.cancel()
             if not is_over:
                 self._worker.abort(self._key, "aborted")
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await client_gone(receive)
         self._heard.put(_Gone())
 
     async def _first(self) -> Token | Finished | Refused | Failed | _Gone:
@@ -144,7 +148,7 @@ class _Choice:
             elif isinstance(heard, Finished | Refused | Failed | _Gone):
                 return heard
 
-    async def _whole(self, first: Token | Finished, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _whole(self, first: Token | Finished, send: Send) -> bool:
         """Answer in one piece; return whether the request is over here (or its KV is on its way by itself)."""
         output: list[Scored] = []
         heard: _Heard = first
@@ -152,36 +156,35 @@ class _Choice:
             if isinstance(heard, Token):
                 output.append(heard.scored)
             elif isinstance(heard, Failed):
-                await self._refuse(heard)(scope, receive, send)
+                await self._refuse(heard).send_to(send)
                 return True
             elif isinstance(heard, _Gone):
                 return False
             heard = await self._heard.take()
         part = self._part(output, heard)
-        used = usage(len(self._request.prompt_ids), self._tokens)
-        await _json(200, self._answer.completion(part, used))(scope, receive, send)
+        used = usage([len(self._request.prompt_ids)], [self._tokens])
+        await JsonAnswer(200, self._answer.completion(part, used)).send_to(send)
         return True
 
     async def _stream(self, first: Token | Finished, send: Send) -> bool:
         """Answer a token a chunk; return whether the request is over here."""
-        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await start(send, 200, {"content-type": CONTENT_TYPE, "cache-control": "no-cache"})
         heard: _Heard = first
         while True:
             if isinstance(heard, _Gone):
                 return False
             if isinstance(heard, Failed):
                 # No mark of a normal end: an error is never one.
-                await _send_last(send, event(_failure(heard, self._request, has_token=True)))
+                await send_part(send, event(_failure(heard, self._request, has_token=True)), has_more=False)
                 return True
             if isinstance(heard, Token | Finished):
                 output = [heard.scored] if isinstance(heard, Token) else []
                 end = heard if isinstance(heard, Finished) else self._heard.take_end()
                 chunk = event(self._answer.chunk(self._part(output, end), with_usage=self._request.include_usage))
                 if end is not None:
-                    await _send_last(send, chunk + self._usage_chunk() + DONE)
+                    await send_part(send, chunk + self._usage_chunk() + DONE, has_more=False)
                     return True
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send_part(send, chunk, has_more=True)
             heard = await self._heard.take()
 
     def _part(self, output: list[Scored], end: Finished | None) -> Part:
@@ -209,12 +212,12 @@ class _Choice:
     def _usage_chunk(self) -> bytes:
         if not self._request.include_usage:
             return b""
-        return event(self._answer.usage_chunk(usage(len(self._request.prompt_ids), self._tokens)))
+        return event(self._answer.usage_chunk(usage([len(self._request.prompt_ids)], [self._tokens])))
 
-    def _refuse(self, why: Refused | Failed) -> Response:
+    def _refuse(self, why: Refused | Failed) -> JsonAnswer:
         if isinstance(why, Failed):
-            return _json(500, _failure(why, self._request, has_token=self._tokens > 0))
-        return _json(why.status, _error(why.message, _TYPES.get(why.status, "server_error"), "refused"))
+            return JsonAnswer(500, _failure(why, self._request, has_token=self._tokens > 0))
+        return refused(why.status, why.message, "refused", kind=_TYPES.get(why.status, "server_error"))
 
     def _spelled(self, token: int) -> str:
         if self._request.names_by_id:
@@ -224,37 +227,4 @@ class _Choice:
 
 def _failure(why: Failed, request: WorkerRequest, *, has_token: bool) -> dict[str, Any]:
     is_transfer = isinstance(request.transfer, TakeKv) and not has_token
-    return _error(why.why, "server_error", "transfer_failed" if is_transfer else "engine_failed")
-
-
-def _error(message: str, kind: str, code: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-def _json(status: int, content: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
-
-
-async def _send_last(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def read_body(receive: Receive) -> bytes | None:
-    """Return the whole body, None where the client has gone.
-
-    Raises:
-        RequestError: 413: it is too long.
-    """
-    parts, length = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        length += len(parts[-1])
-        if length > LARGEST_BODY_BYTES:
-            raise RequestError(
-                f"the body is longer than {LARGEST_BODY_BYTES} bytes", status=413, code="request_too_large"
-            )
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    return error_body(why.why, kind="server_error", code="transfer_failed" if is_transfer else "engine_failed")

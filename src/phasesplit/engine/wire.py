@@ -4,20 +4,37 @@ OpenAI's completions with vLLM's extensions and `kv_transfer_params`, one prompt
 changes the answer is honoured or refused; fields that are not known are ignored.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import orjson
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from phasesplit.engine.sampling import Sampling
 from phasesplit.errors import RequestError
+from phasesplit.protocol.bodies import json_object
+from phasesplit.protocol.errors import invalid, of_validation, too_long_context, unknown_model, unsupported
 from phasesplit.protocol.worker import Address, SendKv, TakeKv
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from phasesplit.protocol.completions import TransferFields, WorkerBody
 
-    from phasesplit.engine.wire_fields import Body, TransferFields
+
+_NO_GRAMMAR = "the engine cannot hold output to a grammar"
+_NO_TOOLS = "the engine calls no tools"
+_REFUSED = {
+    "tools": _NO_TOOLS,
+    "functions": _NO_TOOLS,
+    "structured_outputs": _NO_GRAMMAR,
+    "grammar": _NO_GRAMMAR,
+    "use_beam_search": "beam search is not offered",
+    "suffix": "text after the completion is not offered",
+    "bad_words": "banning words is not offered; logit_bias bans tokens",
+    "allowed_token_ids": "allowing a set of tokens is not offered; logit_bias biases them",
+    "logits_processors": "the engine runs no code of clients",
+    "truncate_prompt_tokens": "prompts are not cut; send the tokens that are meant",
+    "prompt_embeds": "prompts are text or token ids",
+    "messages": "a worker takes one prompt; the gateway makes it from the messages of a chat",
+}
+"""Fields that would change the answer, and why they cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,150 +130,142 @@ def parsed_request(body: bytes, served: Served, *, seed: int) -> WorkerRequest:
     # Only a request needs pydantic; a worker is ready without.
     from pydantic import ValidationError
 
-    from phasesplit.engine.wire_fields import Body, refusal
+    from phasesplit.protocol.completions import WorkerBody
 
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(found, dict):
-        raise RequestError("the body is not a JSON object", code="invalid_json")
+    found = json_object(body)
     reason = refusal(found)
     if reason is not None:
-        raise RequestError(f"{reason[0]}: {reason[1]}", param=reason[0], code="unsupported_parameter")
+        raise unsupported(*reason)
     try:
-        fields = Body.model_validate(found)
+        asked = WorkerBody.model_validate(found)
     except ValidationError as error:
-        raise _of_validation(error) from None
-    if fields.model not in served.models:
-        shown = repr(fields.model)[:80]
-        raise RequestError(f"the model {shown} does not exist", status=404, param="model", code="model_not_found")
-    return _request(fields, served, seed)
+        raise of_validation(error) from None
+    if asked.model not in served.models:
+        raise unknown_model(asked.model)
+    return _request(asked, served, seed)
 
 
-def _request(fields: "Body", served: Served, seed: int) -> WorkerRequest:
-    prompt_ids = _prompt_ids(fields, served)
-    resumed = _resumed_tokens(fields, len(prompt_ids))
-    transfer, epoch = _transfer(fields.kv_transfer_params)
+def refusal(body: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the first field that the engine cannot honour, and why; None where there is none.
+
+    A field that asks for nothing (null, false, empty) is not refused.
+
+    Args:
+        body: The body.
+    """
+    for name, value in body.items():
+        if not value:
+            continue
+        if name in _REFUSED:
+            return name, _REFUSED[name]
+        if name.startswith("guided_"):
+            return name, _NO_GRAMMAR
+        if name == "response_format" and (not isinstance(value, dict) or value.get("type") != "text"):
+            return name, f'{_NO_GRAMMAR}; allowed is {{"type": "text"}}'
+    return None
+
+
+def _request(body: "WorkerBody", served: Served, seed: int) -> WorkerRequest:
+    prompt_ids = _prompt_ids(body, served)
+    resumed = _resumed_tokens(body, len(prompt_ids))
+    transfer, epoch = _transfer(body.kv_transfer_params)
     request = WorkerRequest(
-        model=fields.model,
+        model=body.model,
         prompt_ids=prompt_ids,
-        max_tokens=_most_tokens(fields, len(prompt_ids), served.context_tokens),
-        sampling=_sampling(fields, served.vocab, seed),
-        stop=fields.stop,
-        include_stop=bool(fields.include_stop_str_in_output),
-        stream=bool(fields.stream),
-        include_usage=fields.stream_options is not None and bool(fields.stream_options.include_usage),
-        echo=bool(fields.echo),
-        prompt_logprobs=fields.prompt_logprobs,
-        return_token_ids=bool(fields.return_token_ids),
-        names_by_id=bool(fields.return_tokens_as_token_ids),
+        max_tokens=_most_tokens(body, len(prompt_ids), served.context_tokens),
+        sampling=_sampling(body, served.vocab, seed),
+        stop=body.stop,
+        include_stop=bool(body.include_stop_str_in_output),
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        echo=bool(body.echo),
+        prompt_logprobs=body.prompt_logprobs,
+        return_token_ids=bool(body.return_token_ids),
+        names_by_id=bool(body.return_tokens_as_token_ids),
         transfer=transfer,
         epoch=epoch,
         resumed_tokens=resumed,
     )
-    if fields.stream_options is not None and not request.stream:
-        raise _invalid("stream_options", "only allowed when stream is true")
-    if (fields.min_tokens or 0) > request.max_tokens:
-        raise _invalid("min_tokens", f"{fields.min_tokens} is above max_tokens {request.max_tokens}")
+    if body.stream_options is not None and not request.stream:
+        raise invalid("stream_options", "only allowed when stream is true")
+    if (body.min_tokens or 0) > request.max_tokens:
+        raise invalid("min_tokens", f"{body.min_tokens} is above max_tokens {request.max_tokens}")
     if isinstance(transfer, SendKv) and request.max_tokens != 1:
-        raise _invalid("max_tokens", "has to be 1 where the KV is sent away after the prompt phase")
+        raise invalid("max_tokens", "has to be 1 where the KV is sent away after the prompt phase")
     if isinstance(transfer, TakeKv) and (request.echo or request.prompt_logprobs is not None):
         name = "echo" if request.echo else "prompt_logprobs"
-        raise _invalid(name, "asks about the prompt, which another worker computes; ask that one")
+        raise invalid(name, "asks about the prompt, which another worker computes; ask that one")
     return request
 
 
-def _prompt_ids(fields: "Body", served: Served) -> tuple[int, ...]:
-    if isinstance(fields.prompt, str):
+def _prompt_ids(body: "WorkerBody", served: Served) -> tuple[int, ...]:
+    if isinstance(body.prompt, str):
         # Half of a surrogate pair never gets here: it is no JSON text.
-        ids = served.encode(fields.prompt, fields.add_special_tokens is not False)
+        ids = served.encode(body.prompt, body.add_special_tokens is not False)
         if not ids:
-            raise _invalid("prompt", "has no tokens; at least one is needed")
+            raise invalid("prompt", "has no tokens; at least one is needed")
         return tuple(ids)
-    if max(fields.prompt) >= served.vocab:
-        raise _invalid("prompt", f"got token id {max(fields.prompt)}, allowed are 0 to {served.vocab - 1}")
-    return fields.prompt
+    if max(body.prompt) >= served.vocab:
+        raise invalid("prompt", f"got token id {max(body.prompt)}, allowed are 0 to {served.vocab - 1}")
+    return body.prompt
 
 
-def _resumed_tokens(fields: "Body", prompt_tokens: int) -> int:
-    resumed = fields.resumed_tokens or 0
+def _resumed_tokens(body: "WorkerBody", prompt_tokens: int) -> int:
+    resumed = body.resumed_tokens or 0
     if resumed >= prompt_tokens:
-        raise _invalid("resumed_tokens", f"got {resumed}, allowed is less than the prompt's {prompt_tokens} tokens")
-    if resumed and (fields.echo or fields.prompt_logprobs is not None):
-        raise _invalid("resumed_tokens", "an output that goes on tells nothing about its prompt again")
+        raise invalid("resumed_tokens", f"got {resumed}, allowed is less than the prompt's {prompt_tokens} tokens")
+    if resumed and (body.echo or body.prompt_logprobs is not None):
+        raise invalid("resumed_tokens", "an output that goes on tells nothing about its prompt again")
     return resumed
 
 
-def _most_tokens(fields: "Body", prompt_tokens: int, context_tokens: int) -> int:
-    newer, older = fields.max_completion_tokens, fields.max_tokens
+def _most_tokens(body: "WorkerBody", prompt_tokens: int, context_tokens: int) -> int:
+    newer, older = body.max_completion_tokens, body.max_tokens
     if newer is not None and older is not None and newer != older:
-        raise _invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
+        raise invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
     wanted = newer if older is None else older
     if prompt_tokens + (wanted or 1) > context_tokens:
-        output = "" if wanted is None else f" and {wanted} output tokens"
-        raise RequestError(
-            f"the longest context is {context_tokens} tokens; the request has {prompt_tokens} prompt tokens{output}",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise too_long_context(context_tokens, prompt_tokens, wanted)
     return context_tokens - prompt_tokens if wanted is None else wanted
 
 
-def _sampling(fields: "Body", vocab: int, seed: int) -> Sampling:
-    for token in fields.logit_bias:
+def _sampling(body: "WorkerBody", vocab: int, seed: int) -> Sampling:
+    """Return how tokens are chosen: as the body says under the same names, but for fields that several decide."""
+    bias = {int(token): float(value) for token, value in (body.logit_bias or {}).items()}
+    for token in bias:
         if token >= vocab:
-            raise _invalid("logit_bias", f"got token id {token}, allowed are 0 to {vocab - 1}")
-    if fields.top_logprobs is not None and fields.logprobs is not True:
-        raise _invalid("top_logprobs", "only allowed when logprobs is true")
-    logprobs = fields.logprobs
+            raise invalid("logit_bias", f"got token id {token}, allowed are 0 to {vocab - 1}")
+    if body.top_logprobs is not None and body.logprobs is not True:
+        raise invalid("top_logprobs", "only allowed when logprobs is true")
+    logprobs = body.logprobs
     if isinstance(logprobs, bool):
-        logprobs = (fields.top_logprobs or 0) if logprobs else None
-    return Sampling(
-        temperature=1.0 if fields.temperature is None else fields.temperature,
-        top_p=1.0 if fields.top_p is None else fields.top_p,
-        top_k=max(0, fields.top_k or 0),
-        min_p=fields.min_p or 0.0,
-        seed=seed if fields.seed is None else fields.seed,
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
-        logit_bias=tuple(fields.logit_bias.items()),
+        logprobs = (body.top_logprobs or 0) if logprobs else None
+    named = {field.name: getattr(body, field.name) for field in fields(Sampling)}
+    given = {name: value for name, value in named.items() if value is not None}
+    given |= {
+        "top_k": max(0, body.top_k or 0),
+        "seed": seed if body.seed is None else body.seed,
+        "logit_bias": tuple(bias.items()),
         # Positions in an output that goes on are counted from its beginning.
-        min_tokens=(fields.resumed_tokens or 0) + fields.min_tokens if fields.min_tokens else 0,
-        ignore_eos=bool(fields.ignore_eos),
-        stop_token_ids=fields.stop_token_ids,
-        logprobs=logprobs,
-    )
+        "min_tokens": (body.resumed_tokens or 0) + body.min_tokens if body.min_tokens else 0,
+        "logprobs": logprobs,
+    }
+    return Sampling(**given)
 
 
-def _transfer(fields: "TransferFields | None") -> tuple[SendKv | TakeKv | None, int | None]:
-    if fields is None:
+def _transfer(body: "TransferFields | None") -> tuple[SendKv | TakeKv | None, int | None]:
+    if body is None:
         return None, None
-    sends, takes = bool(fields.do_remote_decode), bool(fields.do_remote_prefill)
+    sends, takes = bool(body.do_remote_decode), bool(body.do_remote_prefill)
     if sends and takes:
-        raise _invalid("kv_transfer_params", "do_remote_decode and do_remote_prefill cannot both be true")
+        raise invalid("kv_transfer_params", "do_remote_decode and do_remote_prefill cannot both be true")
     if not sends and not takes:
-        return None, fields.epoch
+        return None, body.epoch
     for name in ("key", "peer", "peer_epoch", "epoch", *(("address",) if sends else ())):
-        if getattr(fields, name) is None:
+        if getattr(body, name) is None:
             param = f"kv_transfer_params.{name}"
             raise RequestError(f"{param} is required", param=param, code="missing_required_parameter")
-    key, peer, peer_epoch, there = str(fields.key), str(fields.peer), int(fields.peer_epoch or 0), fields.address
+    key, peer, peer_epoch, there = str(body.key), str(body.peer), int(body.peer_epoch or 0), body.address
     if sends and there is not None:
-        return SendKv(key, peer, peer_epoch, Address(there.boot_id, there.unix, there.tcp)), fields.epoch
-    return TakeKv(key, peer, peer_epoch), fields.epoch
-
-
-def _of_validation(error: "ValidationError") -> RequestError:
-    """Return the first thing that is wrong."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    param = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return RequestError(f"{param} is required", param=param, code="missing_required_parameter")
-    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
-    return RequestError(f"{param}: {first['msg']}, got {repr(first['input'])[:80]}", param=param, code=code)
-
-
-def _invalid(param: str, message: str) -> RequestError:
-    return RequestError(f"{param}: {message}", param=param, code="invalid_value")
+        return SendKv(key, peer, peer_epoch, Address(there.boot_id, there.unix, there.tcp)), body.epoch
+    return TakeKv(key, peer, peer_epoch), body.epoch

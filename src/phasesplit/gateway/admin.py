@@ -3,20 +3,21 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from phasesplit.errors import GatewayError, RequestError
 from phasesplit.gateway import metrics
-from phasesplit.gateway.body import ClientGoneError, read_body
+from phasesplit.gateway.body import bounded_body
 from phasesplit.gateway.gateway import Gateway
 from phasesplit.gateway.keys import bearer_key, key_accepted
-from phasesplit.gateway.openai.errors import error_answer, wrong_key
-from phasesplit.gateway.typed import typed_field
+from phasesplit.protocol.asgi import ClientGoneError, JsonAnswer
+from phasesplit.protocol.bodies import json_object, typed_field
+from phasesplit.protocol.errors import error_answer, wrong_key
 from phasesplit.protocol.roles import is_loopback
 
-Page = Callable[[Request], Awaitable[Response]]
+Page = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class AdminPages:
@@ -30,30 +31,30 @@ class AdminPages:
         """
         self._gateway = gateway
 
-    async def health(self, _: Request) -> Response:
+    async def health(self, _: Request) -> JsonAnswer:
         """Say that the process lives."""
-        return shown({"status": "ok"})
+        return JsonAnswer(200, {"status": "ok"})
 
-    async def ready(self, _: Request) -> Response:
+    async def ready(self, _: Request) -> JsonAnswer:
         """Say whether a request would find machines for both phases."""
         lacks, degraded = self._gateway.lacks, list(self._gateway.dispatcher.degraded)
-        return shown({"ready": not lacks, "why": lacks or None, "degraded": degraded}, 503 if lacks else 200)
+        return JsonAnswer(503 if lacks else 200, {"ready": not lacks, "why": lacks or None, "degraded": degraded})
 
     async def metrics(self, _: Request) -> Response:
         """Show what Prometheus reads."""
         return Response(metrics.exposition(self._gateway.desk), headers={"content-type": metrics.CONTENT_TYPE})
 
-    async def kv(self, request: Request) -> Response:
+    async def kv(self, request: Request) -> JsonAnswer:
         """List all KV leases."""
         self._gateway.demand_client(request.headers.get("authorization"))
         leases, now_s = self._gateway.dispatcher.leases, self._gateway.clock.now_s()
         ended = {str(reason): count for reason, count in leases.ended.items()}
-        return shown({"leases": leases.listed(now_s), "blocks": leases.machines(), "ended": ended})
+        return JsonAnswer(200, {"leases": leases.listed(now_s), "blocks": leases.machines(), "ended": ended})
 
-    async def requests(self, request: Request) -> Response:
+    async def requests(self, request: Request) -> JsonAnswer:
         """List all choices that are served now."""
         self._gateway.demand_client(request.headers.get("authorization"))
-        return shown({
+        return JsonAnswer(200, {
             "requests": [
                 {
                     "request": choice.name,
@@ -70,21 +71,21 @@ class AdminPages:
             ]
         })  # fmt: skip
 
-    async def story(self, request: Request) -> Response:
+    async def story(self, request: Request) -> JsonAnswer:
         """Tell what has happened to one request, served now or not long ago, in order."""
         self._gateway.demand_client(request.headers.get("authorization"))
         name = request.path_params["request"]
         stories = self._gateway.desk.story(name)
         if not stories:
             raise RequestError(f"request {name[:80]}: it is not served now, and not among the last ones", status=404)
-        return shown({"choices": [story.shown() for story in stories]})
+        return JsonAnswer(200, {"choices": [story.shown() for story in stories]})
 
-    async def pools(self, request: Request) -> Response:
+    async def pools(self, request: Request) -> JsonAnswer:
         """Show all machines and the moves between pools."""
         self._demand_admin(request)
         dispatcher, now_s = self._gateway.dispatcher, self._gateway.clock.now_s()
         machines = {machine.name: machine for machine in self._gateway.fleet.machines()}
-        return shown({
+        return JsonAnswer(200, {
             "machines": [
                 view._asdict()
                 | {
@@ -99,7 +100,7 @@ class AdminPages:
             "counts": dict(dispatcher.counts),
         })  # fmt: skip
 
-    async def change_pool(self, request: Request) -> Response:
+    async def change_pool(self, request: Request) -> JsonAnswer:
         """Give a machine another home, or let it drain or serve again."""
         self._demand_admin(request)
         order = await self._object(request)
@@ -111,7 +112,7 @@ class AdminPages:
             dispatcher.set_home(name, typed_field(order, "home", str), typed_field(order, "epoch", int), now_s)
         return await self.pools(request)
 
-    async def join(self, request: Request) -> Response:
+    async def join(self, request: Request) -> JsonAnswer:
         """Let a machine join."""
         join = self._gateway.keys.join
         if join:
@@ -121,7 +122,7 @@ class AdminPages:
             raise RequestError("machines of other hosts need a join key, and this gateway has none", status=403)
         announced = await self._object(request)
         machine = await self._gateway.fleet.join(typed_field(announced, "url", str), announced.get("facts"))
-        return shown({"name": machine.name, "epoch": machine.facts["epoch"]})
+        return JsonAnswer(200, {"name": machine.name, "epoch": machine.facts["epoch"]})
 
     def _demand_admin(self, request: Request) -> None:
         admin = self._gateway.keys.admin
@@ -131,30 +132,19 @@ class AdminPages:
             raise wrong_key()
 
     async def _object(self, request: Request) -> dict[str, Any]:
-        try:
-            found = orjson.loads(await read_body(request.scope, request.receive, self._gateway.limits))
-        except orjson.JSONDecodeError as error:
-            raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
-        if not isinstance(found, dict):
-            raise RequestError("the body is not a JSON object", code="invalid_json")
-        return found
+        return json_object(await bounded_body(request.scope, request.receive, self._gateway.limits))
 
 
 def guarded(page: Page) -> Page:
     """Return a page whose errors are answered in OpenAI's shape."""
 
-    async def answered(request: Request) -> Response:
+    async def answered(request: Request) -> ASGIApp:
         try:
             return await page(request)
         except ClientGoneError:
             return Response(status_code=499)
         except GatewayError as error:
             answer = error_answer(error)
-            return Response(orjson.dumps(answer.body), answer.status, answer.headers, "application/json")
+            return JsonAnswer(answer.status, answer.body, answer.headers)
 
     return answered
-
-
-def shown(page: dict[str, Any], status: int = 200) -> Response:
-    """Return a page of JSON."""
-    return Response(orjson.dumps(page), status, media_type="application/json")

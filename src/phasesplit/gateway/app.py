@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,9 +11,9 @@ from starlette.routing import Route
 
 from phasesplit.gateway.admin import AdminPages, guarded
 from phasesplit.gateway.gateway import Gateway
-from phasesplit.gateway.openai.errors import error_body
-from phasesplit.gateway.openai.parsing import parsed_chat, parsed_completion
 from phasesplit.gateway.openai_pages import Generation, models
+from phasesplit.gateway.parsing import parsed_chat, parsed_completion
+from phasesplit.protocol.asgi import refused
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
@@ -59,5 +58,6 @@ async def _not_a_page(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
     why = f"allowed is {headers['Allow']}" if headers and "Allow" in headers else "no such page"
-    body = error_body(f"{request.method} {request.url.path[:160]}: {why}", kind="invalid_request_error")
-    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+    message = f"{request.method} {request.url.path[:160]}: {why}"
+    answer = refused(status, message, kind="invalid_request_error", headers=headers)
+    return Response(answer.body, answer.status, answer.headers)

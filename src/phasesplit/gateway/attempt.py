@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from phasesplit.errors import WorkerError
 from phasesplit.gateway.choice import Choice
-from phasesplit.gateway.openai.legs import split_legs, whole_leg
+from phasesplit.gateway.legs import split_legs, whole_leg
 from phasesplit.gateway.states import HOLDS_PROMPT, Event, State
 from phasesplit.gateway.verdicts import Pair
 from phasesplit.gateway.worker import LegError, WorkerClient

@@ -6,20 +6,15 @@ import time
 from collections.abc import MutableMapping
 from typing import Any
 
-from starlette.types import Receive, Scope
-
 from phasesplit.errors import RequestError
 from phasesplit.gateway.limits import Limits
+from phasesplit.protocol.asgi import ClientGoneError, Receive, Scope, read_body
 
 _DISCARD_BYTES, _DISCARD_S = 1 << 24, 1.0
 """What is still taken of a body that is too long, so that its client sees the answer."""
 
 
-class ClientGoneError(Exception):
-    """The client has left; there is nobody to answer."""
-
-
-async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+async def bounded_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     """Return a request's body.
 
     Raises:
@@ -32,22 +27,13 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
         if b"expect" not in headers:  # such a client sends nothing before it is asked to
             await _discard(receive)
         raise _too_long(f"{int(told)}", limits)
-    parts: list[bytes] = []
-    length = 0
     try:
         async with asyncio.timeout(limits.header_s):
-            while True:
-                message: MutableMapping[str, Any] = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                part = message.get("body", b"")
-                length += len(part)
-                if length > limits.body_bytes:
-                    await _discard(receive)
-                    raise _too_long("more", limits)
-                parts.append(part)
-                if not message.get("more_body", False):
-                    return b"".join(parts)
+            try:
+                return await read_body(receive, limits.body_bytes)
+            except RequestError:
+                await _discard(receive)
+                raise _too_long("more", limits) from None
     except TimeoutError:
         raise RequestError(
             f"the body did not arrive within {limits.header_s:g} s", status=408, code="request_timeout"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from phasesplit.errors import NoCapacityError, RequestError, WorkerError
 from phasesplit.gateway.clock import Timer
 from phasesplit.gateway.failures import ANSWERS, client_error
-from phasesplit.gateway.openai.responses import Piece
 from phasesplit.gateway.order import Order
 from phasesplit.gateway.output import Output
 from phasesplit.gateway.stages import Stages
@@ -20,6 +19,7 @@ from phasesplit.gateway.states import HOLDS_TOKEN, Action, Event, Progress, Stat
 from phasesplit.gateway.story import Story
 from phasesplit.gateway.verdicts import Pair, TooLong
 from phasesplit.gateway.worker import LegError
+from phasesplit.protocol.answers import Piece
 from phasesplit.protocol.worker import PromptTimes, Scored
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from phasesplit.gateway.openai.logprobs import TokenLogprob
+from phasesplit.protocol.answers import TokenLogprob
 from phasesplit.protocol.worker import Scored
 
 

@@ -7,21 +7,17 @@ answered with its own status.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
-
-import orjson
-from starlette.types import Message, Receive, Send
 
 from phasesplit.errors import GatewayError
-from phasesplit.gateway.body import ClientGoneError
 from phasesplit.gateway.choice import Choice
 from phasesplit.gateway.desk import Desk
-from phasesplit.gateway.openai.errors import error_answer
-from phasesplit.gateway.openai.requests import ChatRequest, Sampled
-from phasesplit.gateway.openai.responses import Answer, Piece, usage
 from phasesplit.gateway.order import Order
 from phasesplit.gateway.states import Event
 from phasesplit.protocol import sse
+from phasesplit.protocol.answers import Answer, Piece, usage
+from phasesplit.protocol.asgi import ClientGoneError, JsonAnswer, Receive, Send, client_gone, send_part, start
+from phasesplit.protocol.completions import ChatRequest, ClientRequest
+from phasesplit.protocol.errors import error_answer
 
 _SLOW_READER_S = 30.0
 """How much longer than its request a client may take to read the answer."""
@@ -30,7 +26,7 @@ _SLOW_READER_S = 30.0
 class Exchange:
     """What one request and its client have to do with one another."""
 
-    def __init__(self, desk: Desk, request: Sampled, orders: Sequence[Order], answer: Answer) -> None:
+    def __init__(self, desk: Desk, request: ClientRequest, orders: Sequence[Order], answer: Answer) -> None:
         """Make an exchange whose choices have not begun.
 
         Args:
@@ -83,8 +79,7 @@ class Exchange:
         self._news.set()
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await client_gone(receive)
         self._client_gone = True
         self._news.set()
 
@@ -95,9 +90,7 @@ class Exchange:
             raise self._failure
         finished = [choice.output.finished() for choice in self._choices]
         shape = self._answer.chat if self._is_chat else self._answer.completion
-        await send_whole(
-            send, 200, {"x-request-id": self._answer.request}, orjson.dumps(shape(finished, self._usage()))
-        )
+        await JsonAnswer(200, shape(finished, self._usage()), {"x-request-id": self._answer.request}).send_to(send)
 
     async def _stream(self, send: Send) -> None:
         begun = False
@@ -113,19 +106,19 @@ class Exchange:
                 if not begun:
                     raise self._failure
                 events.append(sse.event(error_answer(self._failure).body))
-                await send(_part(events, has_more=False))
+                await send_part(send, b"".join(events), has_more=False)
                 return
             if events and not begun:
                 begun = True
-                await send(_start(200, {"content-type": sse.CONTENT_TYPE, **self._stream_headers()}))
+                await start(send, 200, {"content-type": sse.CONTENT_TYPE, **self._stream_headers()})
             if events and (self._open or self._pieces):
-                await send(_part(events, has_more=True))
+                await send_part(send, b"".join(events), has_more=True)
                 events = []
         if self._request.wants_usage:
             shape = self._answer.chat_usage_chunk if self._is_chat else self._answer.completion_usage_chunk
             events.append(sse.event(shape(self._usage())))
         events.append(sse.DONE)
-        await send(_part(events, has_more=False))
+        await send_part(send, b"".join(events), has_more=False)
 
     def _events(self) -> list[bytes]:
         """Return the events of all pieces that have come, unless their attempt has been given up since."""
@@ -154,19 +147,4 @@ class Exchange:
     def _usage(self) -> dict[str, int]:
         each = self._request.n or 1
         prompts = [len(choice.order.prompt_ids) for choice in self._choices[::each]]
-        return usage(prompts, [choice.output.ids for choice in self._choices])
-
-
-async def send_whole(send: Send, status: int, headers: dict[str, str], body: bytes) -> None:
-    """Send a whole answer of JSON."""
-    await send(_start(status, {"content-type": "application/json", "content-length": str(len(body)), **headers}))
-    await send({"type": "http.response.body", "body": body})
-
-
-def _start(status: int, headers: dict[str, str]) -> Message:
-    told = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    return {"type": "http.response.start", "status": status, "headers": told}
-
-
-def _part(events: Sequence[bytes], *, has_more: bool) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": b"".join(events), "more_body": has_more}
+        return usage(prompts, [len(choice.output.ids) for choice in self._choices])

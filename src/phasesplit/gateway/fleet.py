@@ -14,9 +14,9 @@ from typing import Any, Protocol, cast
 from phasesplit.errors import RequestError, WorkerError
 from phasesplit.gateway.clock import Clock, Timer
 from phasesplit.gateway.dispatcher import Dispatcher
-from phasesplit.gateway.typed import typed_field
 from phasesplit.gateway.verdicts import Lost
 from phasesplit.gateway.worker import LegError, WorkerClient
+from phasesplit.protocol.bodies import typed_field
 from phasesplit.protocol.roles import closed_to_others
 from phasesplit.transfer.layout import advice, shown
 

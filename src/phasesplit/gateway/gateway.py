@@ -15,9 +15,9 @@ from phasesplit.gateway.fleet import Fleet, Heartbeats
 from phasesplit.gateway.keys import bearer_key, key_accepted
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.meters import Meters
-from phasesplit.gateway.openai.errors import unknown_model, wrong_key
 from phasesplit.gateway.states import Event
 from phasesplit.gateway.worker import WorkerClient
+from phasesplit.protocol.errors import unknown_model, wrong_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,23 +5,21 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import orjson
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from phasesplit.errors import GatewayError, NoCapacityError
-from phasesplit.gateway.admin import shown
-from phasesplit.gateway.body import ClientGoneError, read_body
-from phasesplit.gateway.exchange import Exchange, send_whole
+from phasesplit.gateway.body import bounded_body
+from phasesplit.gateway.exchange import Exchange
 from phasesplit.gateway.gateway import Gateway
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.openai.errors import error_answer
-from phasesplit.gateway.openai.requests import Sampled
-from phasesplit.gateway.openai.responses import Answer, model_list
 from phasesplit.gateway.order import Order, ordered
+from phasesplit.protocol.answers import Answer, model_list
+from phasesplit.protocol.asgi import ClientGoneError, JsonAnswer
+from phasesplit.protocol.completions import ClientRequest
+from phasesplit.protocol.errors import error_answer
 
-Parse = Callable[[bytes, Limits], Sampled]
+Parse = Callable[[bytes, Limits], ClientRequest]
 
 _LONG_BODY_BYTES = 1 << 15
 """Bodies from which on a request is read beside the event loop, which would stand still for milliseconds."""
@@ -57,13 +55,13 @@ class Generation:
             # The server ends, and waits no longer.
             if status == 0:
                 answer = error_answer(NoCapacityError("the gateway is shutting down", retry_after_s=1.0))
-                await send_whole(counted, answer.status, answer.headers, orjson.dumps(answer.body))
+                await JsonAnswer(answer.status, answer.body, answer.headers).send_to(counted)
             raise
         except Exception as error:
             if status == 0:
                 answer = error_answer(error)
                 headers = answer.headers | ({"connection": "close"} if answer.status in (408, 413) else {})
-                await send_whole(counted, answer.status, headers, orjson.dumps(answer.body))
+                await JsonAnswer(answer.status, answer.body, headers).send_to(counted)
             if not isinstance(error, GatewayError):
                 raise
         finally:
@@ -74,7 +72,7 @@ class Generation:
         gateway.demand_client(header(scope, b"authorization"))
         gateway.enter()
         try:
-            body = await read_body(scope, receive, gateway.limits)
+            body = await bounded_body(scope, receive, gateway.limits)
             held, context, number = gateway.dispatcher.most_tokens, gateway.context_tokens, gateway.number()
             read = partial(self._read, body, number, held, context)
             request, orders = await asyncio.to_thread(read) if len(body) > _LONG_BODY_BYTES else read()
@@ -83,7 +81,7 @@ class Generation:
         finally:
             gateway.leave()
 
-    def _read(self, body: bytes, number: str, held: int, context: int) -> tuple[Sampled, list[Order]]:
+    def _read(self, body: bytes, number: str, held: int, context: int) -> tuple[ClientRequest, list[Order]]:
         """Return the request in a body, and its choices."""
         gateway = self._gateway
         request = self._parse(body, gateway.limits)
@@ -102,10 +100,10 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-def models(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
+def models(gateway: Gateway) -> Callable[[Request], Awaitable[JsonAnswer]]:
     """Return the page of GET /v1/models and of one model below it."""
 
-    async def page(request: Request) -> Response:
+    async def page(request: Request) -> JsonAnswer:
         gateway.demand_client(request.headers.get("authorization"))
         context = gateway.context_tokens
         listed = model_list(gateway.models, gateway.created_s, min(context, gateway.dispatcher.most_tokens or context))
@@ -113,6 +111,6 @@ def models(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
         if name is not None:
             gateway.demand_model(name)
             listed = next(model for model in listed["data"] if model["id"] == name)
-        return shown(listed)
+        return JsonAnswer(200, listed)
 
     return page

@@ -6,8 +6,15 @@ from typing import Any
 
 from phasesplit.errors import RequestError, SpecError
 from phasesplit.gateway.codec import Codec
-from phasesplit.gateway.openai.parsing import output_bound
-from phasesplit.gateway.openai.requests import FOR_TEMPLATES, ChatRequest, CompletionRequest, Message, Sampled, extras
+from phasesplit.gateway.parsing import output_bound
+from phasesplit.protocol.completions import (
+    FOR_TEMPLATES,
+    ChatRequest,
+    ClientRequest,
+    CompletionRequest,
+    Message,
+    extras,
+)
 from phasesplit.protocol.stop import StopScanner
 
 _LOOK_BACK = ("bad_words", "repetition_detection", "thinking_token_budget", "truncate_prompt_tokens", "vllm_xargs")
@@ -29,7 +36,7 @@ class Order:
         stop_token_ids: What ends the text by the model's own word; empty where the client wants to go on.
     """
 
-    request: Sampled
+    request: ClientRequest
     number: str
     index: int
     prompt_ids: Sequence[int]
@@ -68,7 +75,7 @@ class Order:
 
 
 def ordered(
-    request: Sampled, codec: Codec, *, number: str, seed: int, context_tokens: int, most_held_tokens: int
+    request: ClientRequest, codec: Codec, *, number: str, seed: int, context_tokens: int, most_held_tokens: int
 ) -> list[Order]:
     """Return the choices of a request, n of the first prompt first.
 
@@ -106,7 +113,7 @@ def ordered(
     return orders
 
 
-def _prompts(request: Sampled, codec: Codec) -> list[tuple[Sequence[int], str]]:
+def _prompts(request: ClientRequest, codec: Codec) -> list[tuple[Sequence[int], str]]:
     found: list[tuple[Sequence[int], str]] = []
     for prompt in request.prompt if isinstance(request, CompletionRequest) else ():
         if isinstance(prompt, str):
@@ -119,7 +126,7 @@ def _prompts(request: Sampled, codec: Codec) -> list[tuple[Sequence[int], str]]:
     return found
 
 
-def _encoded(prompt: str, request: Sampled, codec: Codec) -> Sequence[int]:
+def _encoded(prompt: str, request: ClientRequest, codec: Codec) -> Sequence[int]:
     try:
         return codec.encode(prompt, has_start=request.wants_start)
     except SpecError as error:
@@ -148,7 +155,7 @@ def _told(place: int, message: Message) -> Mapping[str, Any]:
     return told
 
 
-def _check_ids(request: Sampled, codec: Codec) -> None:
+def _check_ids(request: ClientRequest, codec: Codec) -> None:
     for token in request.stop_tokens:
         if token >= codec.vocabulary:
             raise _not_an_id("stop_token_ids", token, codec)

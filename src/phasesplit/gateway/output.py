@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from phasesplit.gateway.codec import Codec, named
-from phasesplit.gateway.openai.logprobs import TokenLogprob
-from phasesplit.gateway.openai.responses import Finished, FinishReason, Piece
 from phasesplit.gateway.order import Order
+from phasesplit.protocol.answers import Finished, FinishReason, Piece, TokenLogprob
 from phasesplit.protocol.worker import Scored
 
 

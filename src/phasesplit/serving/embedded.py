@@ -174,7 +174,7 @@ class EmbeddedWorker:
 
     def _get_rest(self) -> None:
         """Get what a worker can be ready without: what reads requests, and the tokenizer, for a gateway sends ids."""
-        import phasesplit.engine.wire_fields  # noqa: F401
+        import phasesplit.protocol.completions  # noqa: F401
 
         _ = self.worker.tokenizer
 

@@ -11,11 +11,21 @@ from typing import Any
 import aiohttp
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
 
-from phasesplit.engine.server_completions import Receive, Scope, Send, read_body
 from phasesplit.errors import RequestError
-from phasesplit.gateway.typed import typed_field
+from phasesplit.protocol.asgi import (
+    ClientGoneError,
+    JsonAnswer,
+    Receive,
+    Scope,
+    Send,
+    client_gone,
+    read_body,
+    refused,
+    send_part,
+    start,
+)
+from phasesplit.protocol.bodies import typed_field
 from phasesplit.protocol.sse import DONE, answer_lines, chunk_text, event, framed
 from phasesplit.serving.vllm_legs import Leg
 from phasesplit.serving.vllm_meetings import Meetings
@@ -25,6 +35,7 @@ _AGREE_S = 5.0
 """How long a prompt machine that has its first token waits for the token machine's, which waits no longer itself."""
 _HANDOVER_S = 120.0
 """How long a token machine waits to be told where to fetch KV."""
+_EVENTS = {"Content-Type": "text/event-stream"}
 _JSON = {"Content-Type": "application/json"}
 _NIXL = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
@@ -48,11 +59,11 @@ class VllmProxy:
         """Serve one request."""
         try:
             text = await read_body(receive)
-            if text is None:
-                return
             body, params = self._checked(text)
+        except ClientGoneError:
+            return
         except RequestError as problem:
-            await _error(problem.status, str(problem), problem.code)(scope, receive, send)
+            await refused(problem.status, str(problem), problem.code)(scope, receive, send)
             return
         leg = Leg(
             str(params.get("key", "")),
@@ -61,7 +72,7 @@ class VllmProxy:
             awaits=bool(params.get("do_remote_prefill")),
         )
         serving = asyncio.create_task(self._serve(leg, body, params, scope, receive, send))
-        leaving = asyncio.create_task(_gone(receive))
+        leaving = asyncio.create_task(client_gone(receive))
         self._speaker.legs.begin(leg)
         if leg.key:
             self._speaker.tasks[leg.key] = serving
@@ -77,20 +88,22 @@ class VllmProxy:
             if leg.sends and not leg.tokens:
                 self._speaker.drop(leg.key)
 
-    async def handover(self, request: Request) -> Response:
+    async def handover(self, request: Request) -> JsonAnswer:
         """Take what a prompt machine hands over; answer with our first token, 504 where there is none in time."""
         try:
-            told = _object(await read_body(request.receive) or b"")
+            told = _object(await read_body(request.receive))
             key, params = typed_field(told, "key", str), _object_in(told, "params")
+        except ClientGoneError:
+            return refused(400, "the body is not a JSON object")
         except RequestError as problem:
-            return _error(problem.status, str(problem), problem.code)
+            return refused(problem.status, str(problem), problem.code)
         with self._meetings.at(key) as meeting:
             meeting.hand_over(params)
             try:
                 first = await asyncio.wait_for(asyncio.shield(meeting.first), _AGREE_S)
             except TimeoutError:
                 first = None
-        return _error(504, "there is no first token yet", None) if first is None else _json(200, first)
+        return refused(504, "there is no first token yet", None) if first is None else JsonAnswer(200, first)
 
     def _checked(self, text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a body, and what it says of KV."""
@@ -134,21 +147,21 @@ class VllmProxy:
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as problem:
                 # An answer that has begun ends without its end, which whoever reads it takes for the loss that it is.
                 if not leg.answers:
-                    await _error(502, f"vLLM: {type(problem).__name__} {problem}", None)(scope, receive, send)
+                    await refused(502, f"vLLM: {type(problem).__name__} {problem}", None)(scope, receive, send)
             finally:
                 meeting.tell_first(None)
 
-    async def _prompt_leg(self, leg: Leg, body: dict[str, Any], params: dict[str, Any]) -> Response:
+    async def _prompt_leg(self, leg: Leg, body: dict[str, Any], params: dict[str, Any]) -> JsonAnswer:
         status, answer = await _call(self._speaker.session, f"{self._speaker.server.url}/v1/completions", body)
         if status != 200 or not answer.get("choices"):
-            return _json(status, answer)
+            return JsonAnswer(status, answer)
         leg.tokens = 1
         choice = answer["choices"][0]
         _drop_prompt(answer)
         told = {"key": leg.key, "params": answer.pop("kv_transfer_params", None)}
         url = str((params.get("address") or {}).get("http") or "")
         if not url:
-            return _json(200, answer)
+            return JsonAnswer(200, answer)
         status, theirs = await _call(self._peers, f"{url}/handover", told, within_s=_AGREE_S + 1.0)
         if status == 200 and theirs.get("token_ids"):
             tokens = len(theirs["token_ids"])
@@ -156,7 +169,7 @@ class VllmProxy:
             choice["finish_reason"] = "stop" if tokens == 1 and theirs.get("finish_reason") == "stop" else "length"
             if self._speaker.settings.connector == "nixl":
                 self._speaker.tell({"kv_left": leg.key})
-        return _json(200, answer)
+        return JsonAnswer(200, answer)
 
     async def _stream(self, leg: Leg, body: dict[str, Any], send: Send, tell_first: Any) -> None:
         """Pass an answer on as it comes."""
@@ -173,8 +186,8 @@ class VllmProxy:
                 answer = await response.read()
                 is_event = in_one_piece and response.status == 200
                 leg.answers = True
-                await _start(send, response.status, b"text/event-stream" if is_event else b"application/json")
-                await _body(send, framed(answer) + DONE if is_event else answer, more=False)
+                await start(send, response.status, _EVENTS if is_event else _JSON)
+                await send_part(send, framed(answer) + DONE if is_event else answer, has_more=False)
                 return
             async for line in answer_lines(response.content):
                 if not line:
@@ -186,9 +199,9 @@ class VllmProxy:
                     passed = event(chunk) if _drop_prompt(chunk) else passed
                 if not leg.answers:
                     leg.answers = True
-                    await _start(send, 200, b"text/event-stream")
-                await _body(send, passed, more=True)
-            await _body(send, b"", more=False)
+                    await start(send, 200, _EVENTS)
+                await send_part(send, passed, has_more=True)
+            await send_part(send, b"", has_more=False)
 
     def _hear(self, leg: Leg, chunk: dict[str, Any], tell_first: Any) -> None:
         for choice in chunk.get("choices") or ():
@@ -247,25 +260,3 @@ def _first_of(logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
     if not logprobs:
         return None
     return {name: value[:1] if isinstance(value, list) else value for name, value in logprobs.items()}
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _start(send: Send, status: int, kind: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
-
-
-async def _body(send: Send, body: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _json(status: int, content: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
-
-
-def _error(status: int, message: str, code: str | None) -> Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return _json(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})

@@ -2,8 +2,16 @@
 
 import pytest
 
-from phasesplit.gateway.openai.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
-from phasesplit.gateway.openai.responses import Answer, Finished, Piece, model_list, usage
+from phasesplit.protocol.answers import (
+    Answer,
+    Finished,
+    Piece,
+    TokenLogprob,
+    chat_logprobs,
+    completion_logprobs,
+    model_list,
+    usage,
+)
 
 ANSWER = Answer("1", 1700000000, "m")
 LOGPROBS = [
@@ -15,8 +23,8 @@ USED = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 def test_usage_is_counted_from_token_ids() -> None:
     """Usage would be counted from pieces of text, and a prompt with n choices be charged n times."""
-    assert usage([3], [[1], [2, 2]]) == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
-    assert usage([3, 4], [[]]) == {"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 7}
+    assert usage([3], [1, 2]) == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    assert usage([3, 4], [0]) == {"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 7}
 
 
 def test_completion_shape() -> None:

@@ -7,9 +7,11 @@ from pydantic import ValidationError
 
 from phasesplit.errors import RequestError
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.openai.requests import ChatRequest, CompletionRequest, Sampled, extras
+from phasesplit.protocol.bodies import json_object
+from phasesplit.protocol.completions import ChatRequest, ClientRequest, CompletionRequest, extras
+from phasesplit.protocol.errors import invalid, of_validation, too_long_context, unsupported
 
-_Kind = TypeVar("_Kind", bound=Sampled)
+_Kind = TypeVar("_Kind", bound=ClientRequest)
 
 NOT_FOR_CLIENTS = frozenset({"kv_transfer_params", "request_id"})
 """Fields by which the gateway steers machines; a client that sets one could take another client's KV."""
@@ -42,9 +44,9 @@ def parsed_completion(body: bytes, limits: Limits) -> CompletionRequest:
     """
     request = _parsed(CompletionRequest, body, limits)
     if request.best_of is not None and request.best_of > (request.n or 1):
-        raise _unsupported("best_of", "choosing the best of more completions than n is not offered")
+        raise unsupported("best_of", "choosing the best of more completions than n is not offered")
     if request.suffix:
-        raise _unsupported("suffix", "text after the completion is not offered")
+        raise unsupported("suffix", "text after the completion is not offered")
     _check(request, limits)
     return request
 
@@ -61,20 +63,20 @@ def parsed_chat(body: bytes, limits: Limits) -> ChatRequest:
     """
     request = _parsed(ChatRequest, body, limits)
     if len(request.messages) > limits.messages:
-        raise _invalid("messages", f"{len(request.messages)} messages, allowed are {limits.messages}")
+        raise invalid("messages", f"{len(request.messages)} messages, allowed are {limits.messages}")
     for place, message in enumerate(request.messages):
         if message.content is None and message.role != "assistant":
             param = f"messages.{place}.content"
             raise RequestError(f"{param} is required", param=param, code="missing_required_parameter")
     if request.top_logprobs is not None and not request.logprobs:
-        raise _invalid("top_logprobs", "only allowed when logprobs is true")
+        raise invalid("top_logprobs", "only allowed when logprobs is true")
     if None not in (request.max_tokens, request.max_completion_tokens) and request.most_tokens != request.max_tokens:
-        raise _invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
+        raise invalid("max_tokens", "differs from max_completion_tokens; give one of the two")
     _check(request, limits)
     return request
 
 
-def output_bound(request: Sampled, prompt_tokens: int, context_tokens: int) -> int:
+def output_bound(request: ClientRequest, prompt_tokens: int, context_tokens: int) -> int:
     """Return the most output tokens of a choice: the client's bound, or what the context leaves.
 
     Args:
@@ -88,12 +90,8 @@ def output_bound(request: Sampled, prompt_tokens: int, context_tokens: int) -> i
     wanted = request.most_tokens
     # Without a bound there has to be room for one token at least.
     if prompt_tokens + (1 if wanted is None else wanted) > context_tokens:
-        output = "" if wanted is None else f" and {wanted} output tokens"
-        raise RequestError(
-            f"the longest context is {context_tokens} tokens; the request has {prompt_tokens} prompt tokens{output}",
-            param="messages" if isinstance(request, ChatRequest) else "prompt",
-            code="context_length_exceeded",
-        )
+        param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        raise too_long_context(context_tokens, prompt_tokens, wanted, param=param)
     return context_tokens - prompt_tokens if wanted is None else wanted
 
 
@@ -101,61 +99,35 @@ def _parsed(kind: type[_Kind], body: bytes, limits: Limits) -> _Kind:
     if len(body) > limits.body_bytes:
         raise RequestError(f"the body has {len(body)} bytes, allowed are {limits.body_bytes}", status=413)
     try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(fields, dict):
-        raise RequestError("the body is not a JSON object", code="invalid_json")
-    try:
-        return kind.model_validate(fields)
+        return kind.model_validate(json_object(body))
     except ValidationError as error:
-        raise _of_validation(error) from None
+        raise of_validation(error) from None
 
 
-def _of_validation(error: ValidationError) -> RequestError:
-    """Return the first thing that is wrong, in OpenAI's words for it."""
-    first = error.errors(include_url=False)[0]
-    param = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return RequestError(f"{param} is required", param=param, code="missing_required_parameter")
-    value = repr(first["input"])
-    shown = value if len(value) <= 80 else f"{value[:77]}..."
-    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
-    return RequestError(f"{param}: {first['msg']}, got {shown}", param=param, code=code)
-
-
-def _check(request: Sampled, limits: Limits) -> None:
+def _check(request: ClientRequest, limits: Limits) -> None:
     """Raise for fields that are right alone and wrong together, or that this deployment does not allow."""
     for name, value in extras(request).items():
         if name in NOT_FOR_CLIENTS:
-            raise _unsupported(name, "only the gateway may set this field")
+            raise unsupported(name, "only the gateway may set this field")
         if name == "vllm_xargs" and isinstance(value, dict):
             for inner in sorted(NOT_FOR_CLIENTS & value.keys()):  # vLLM takes both places for the same
-                raise _unsupported(f"{name}.{inner}", "only the gateway may set this field")
+                raise unsupported(f"{name}.{inner}", "only the gateway may set this field")
         try:
             orjson.dumps(value)
         except TypeError:  # it reads more than it writes, and unknown fields are passed on
-            raise _invalid(name, "nested too deep") from None
+            raise invalid(name, "nested too deep") from None
     refused = NOT_OFFERED | (NOT_OFFERED_IN_CHATS if isinstance(request, ChatRequest) else {})
     for name, value in extras(request).items():
         if name in refused and value not in (None, False, [], {}):
-            raise _unsupported(name, refused[name])
+            raise unsupported(name, refused[name])
     if request.choice_count > limits.choices:
-        raise _invalid("n", f"{request.choice_count} choices (prompts x n), allowed are {limits.choices}")
+        raise invalid("n", f"{request.choice_count} choices (prompts x n), allowed are {limits.choices}")
     if request.stream_options is not None and not request.stream:
-        raise _invalid("stream_options", "only allowed when stream is true")
+        raise invalid("stream_options", "only allowed when stream is true")
     if request.min_tokens is not None and request.most_tokens is not None and request.min_tokens > request.most_tokens:
-        raise _invalid("min_tokens", f"{request.min_tokens} is above max_tokens {request.most_tokens}")
+        raise invalid("min_tokens", f"{request.min_tokens} is above max_tokens {request.most_tokens}")
     form = request.response_format
     if form is not None and form.type != "text" and not limits.structured_output:
-        raise _unsupported(
+        raise unsupported(
             "response_format", f"the machines behind this gateway cannot hold output to {form.type}; allowed is text"
         )
-
-
-def _invalid(param: str, message: str) -> RequestError:
-    return RequestError(f"{param}: {message}", param=param, code="invalid_value")
-
-
-def _unsupported(param: str, message: str) -> RequestError:
-    return RequestError(f"{param}: {message}", param=param, code="unsupported_parameter")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from phasesplit.errors import RequestError
-from phasesplit.gateway.typed import typed_field
+from phasesplit.protocol.bodies import typed_field
 
 
 @pytest.mark.parametrize(

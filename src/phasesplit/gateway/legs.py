@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phasesplit.gateway.openai.requests import FOR_TEMPLATES, Sampled
+from phasesplit.protocol.completions import FOR_TEMPLATES, ClientRequest
 
 _DERIVED = frozenset({
     "prompt", "n", "best_of", "suffix", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "stream",
@@ -57,7 +57,7 @@ class Legs:
 
 
 def split_legs(
-    request: Sampled,
+    request: ClientRequest,
     choice: int,
     prompt_ids: Sequence[int],
     *,
@@ -91,7 +91,7 @@ def split_legs(
 
 
 def whole_leg(
-    request: Sampled,
+    request: ClientRequest,
     choice: int,
     prompt_ids: Sequence[int],
     *,
@@ -107,7 +107,7 @@ def whole_leg(
 
 
 def _shared(
-    request: Sampled, choice: int, prompt_ids: Sequence[int], seed: int, emitted: Sequence[int]
+    request: ClientRequest, choice: int, prompt_ids: Sequence[int], seed: int, emitted: Sequence[int]
 ) -> dict[str, Any]:
     """Return the fields that are the same for every machine that works on a choice."""
     sent = request.model_dump(exclude_unset=True, exclude=set(_DERIVED))
@@ -139,12 +139,12 @@ def _wrapped(seed: int) -> int:
     return (seed + _SEEDS) % (2 * _SEEDS) - _SEEDS
 
 
-def _of_prompt(request: Sampled, emitted: Sequence[int]) -> dict[str, Any]:
+def _of_prompt(request: ClientRequest, emitted: Sequence[int]) -> dict[str, Any]:
     """Return the fields that ask something about the prompt itself, which is told once."""
     return {"prompt_logprobs": request.scored_tokens} if request.scores_prompt and not emitted else {}
 
 
-def _bounds(request: Sampled, most: int, emitted: Sequence[int]) -> dict[str, Any]:
+def _bounds(request: ClientRequest, most: int, emitted: Sequence[int]) -> dict[str, Any]:
     """Return the bounds on output tokens that are still to come."""
     least = min(max(0, (request.min_tokens or 0) - len(emitted)), most)
     return {"max_tokens": most} | ({"min_tokens": least} if least else {})

@@ -5,10 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
+from phasesplit.gateway.legs import split_legs, whole_leg
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.openai.legs import split_legs, whole_leg
-from phasesplit.gateway.openai.parsing import parsed_chat, parsed_completion
-from phasesplit.gateway.openai.requests import ChatRequest, CompletionRequest, Sampled
+from phasesplit.gateway.parsing import parsed_chat, parsed_completion
+from phasesplit.protocol.completions import ChatRequest, ClientRequest, CompletionRequest
 
 LIMITS = Limits(structured_output=True)
 SEED = 77
@@ -22,7 +22,7 @@ TOKEN = BOTH | {
 }  # fmt: skip
 
 
-def request_of(fields: dict[str, Any]) -> Sampled:
+def request_of(fields: dict[str, Any]) -> ClientRequest:
     if "messages" in fields:
         return parsed_chat(orjson.dumps({"model": "m"} | fields), LIMITS)
     return parsed_completion(orjson.dumps({"model": "m", "prompt": "p"} | fields), LIMITS)

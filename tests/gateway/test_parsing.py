@@ -7,23 +7,23 @@ import pytest
 
 from phasesplit.errors import RequestError
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.openai.parsing import output_bound, parsed_chat, parsed_completion
-from phasesplit.gateway.openai.requests import Sampled, extras
+from phasesplit.gateway.parsing import output_bound, parsed_chat, parsed_completion
+from phasesplit.protocol.completions import ClientRequest, extras
 
 LIMITS = Limits()
 COMPLETION = {"model": "m", "prompt": "hello"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
-def completion(limits: Limits = LIMITS, **fields: object) -> Sampled:
+def completion(limits: Limits = LIMITS, **fields: object) -> ClientRequest:
     return parsed_completion(orjson.dumps(COMPLETION | fields), limits)
 
 
-def chat(limits: Limits = LIMITS, **fields: object) -> Sampled:
+def chat(limits: Limits = LIMITS, **fields: object) -> ClientRequest:
     return parsed_chat(orjson.dumps(CHAT | fields), limits)
 
 
-def refusal(parse: Callable[..., Sampled], **fields: object) -> RequestError:
+def refusal(parse: Callable[..., ClientRequest], **fields: object) -> RequestError:
     with pytest.raises(RequestError) as caught:
         parse(**fields)
     error = caught.value
@@ -59,7 +59,7 @@ def test_prompts_have_four_forms(prompt: object, parsed: tuple[object, ...]) -> 
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("parse", [completion, chat])
-def test_right_fields_are_accepted(parse: Callable[..., Sampled], fields: dict[str, object]) -> None:
+def test_right_fields_are_accepted(parse: Callable[..., ClientRequest], fields: dict[str, object]) -> None:
     """A client that keeps to the API would be turned away."""
     assert parse(**fields).model == "m"
 
@@ -105,7 +105,7 @@ WRONG = [
 @pytest.mark.parametrize(("fields", "param", "code"), WRONG)
 @pytest.mark.parametrize("parse", [completion, chat])
 def test_wrong_fields_are_named(
-    parse: Callable[..., Sampled], fields: dict[str, object], param: str, code: str
+    parse: Callable[..., ClientRequest], fields: dict[str, object], param: str, code: str
 ) -> None:
     """A wrong field would pass, or its client not learn which one it is."""
     error = refusal(parse, **fields)
@@ -137,7 +137,7 @@ def test_wrong_fields_are_named(
     ],
 )
 def test_wrong_fields_of_one_endpoint_are_named(
-    parse: Callable[..., Sampled], fields: dict[str, object], param: str
+    parse: Callable[..., ClientRequest], fields: dict[str, object], param: str
 ) -> None:
     """A wrong field of one endpoint would pass, or its client not learn which one it is."""
     error = refusal(parse, **fields)
@@ -148,7 +148,7 @@ def test_wrong_fields_of_one_endpoint_are_named(
     "body", [b"", b"{", b"[]", b"null", b'{"a": \xff}', b"[" * 100_000, b'{"model": NaN}', b'{"a": "\\ud800"}']
 )
 @pytest.mark.parametrize("parse", [parsed_completion, parsed_chat])
-def test_bodies_that_are_not_objects_are_refused(parse: Callable[[bytes, Limits], Sampled], body: bytes) -> None:
+def test_bodies_that_are_not_objects_are_refused(parse: Callable[[bytes, Limits], ClientRequest], body: bytes) -> None:
     """Broken JSON, broken UTF-8 or deep nesting would be a 500 instead of a 400."""
     with pytest.raises(RequestError) as caught:
         parse(body, LIMITS)

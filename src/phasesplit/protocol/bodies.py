@@ -1,4 +1,4 @@
-"""Fields of JSON objects that must be there and of one type."""
+"""JSON objects that somebody sent, and their fields that must be there and of one type."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +6,24 @@ from typing import Any
 import orjson
 
 from phasesplit.errors import RequestError
+from phasesplit.protocol.errors import shortened
 
 _ALLOWED = {str: "a text", int: "a whole number", bool: "true or false"}
-_LONGEST = 80
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body is.
+
+    Raises:
+        RequestError: It is none.
+    """
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise RequestError("the body is not a JSON object", code="invalid_json")
+    return found
 
 
 def typed_field(found: Mapping[str, Any], name: str, kind: type[Any], place: str = "") -> Any:
@@ -29,5 +44,4 @@ def typed_field(found: Mapping[str, Any], name: str, kind: type[Any], place: str
     if value is None:
         raise RequestError(f"{param} is required, {_ALLOWED[kind]}", param=param, code="missing_required_parameter")
     told = orjson.dumps(value, default=repr).decode("utf-8", "replace")
-    told = told if len(told) <= _LONGEST else f"{told[: _LONGEST - 3]}..."
-    raise RequestError(f"{param}: got {told}, allowed is {_ALLOWED[kind]}", param=param, code="invalid_type")
+    raise RequestError(f"{param}: got {shortened(told)}, allowed is {_ALLOWED[kind]}", param=param, code="invalid_type")

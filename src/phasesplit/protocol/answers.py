@@ -1,15 +1,68 @@
-"""Answers and chunks of streams, as OpenAI clients know them.
+"""Answers and chunks of streams, as OpenAI clients know them; machines build theirs of the same parts.
 
 A choice ends with "stop" or "length". There is no way to build a finished choice out of an error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from phasesplit.gateway.openai.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length"]
+
+
+class TokenLogprob(NamedTuple):
+    """One token's log-probability.
+
+    Attributes:
+        token: Its text.
+        logprob: Natural logarithm, <= 0; None for a prompt's first token, which nothing comes before.
+        raw: Its bytes, which may be part of a character only.
+        top: The likeliest tokens at its place, likeliest first, each with text, log-probability and bytes.
+    """
+
+    token: str
+    logprob: float | None
+    raw: bytes
+    top: tuple[tuple[str, float, bytes], ...] = ()
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]:
+    """Return the `logprobs` of a completion.
+
+    Args:
+        tokens: The tokens of this piece of text.
+        text_offset: Characters of the choice's text before this piece, >= 0.
+    """
+    offsets = []
+    for token in tokens:
+        offsets.append(text_offset)
+        text_offset += len(token.token)
+    return {
+        "tokens": [token.token for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [
+            None if token.logprob is None else {text: logprob for text, logprob, _ in token.top} for token in tokens
+        ],
+        "text_offset": offsets,
+    }
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Return the `logprobs` of a chat's choice."""
+    return {
+        "content": [
+            {
+                "token": token.token,
+                "logprob": token.logprob,
+                "bytes": list(token.raw),
+                "top_logprobs": [
+                    {"token": text, "logprob": logprob, "bytes": list(raw)} for text, logprob, raw in token.top
+                ],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +128,7 @@ class Answer:
     model: str
 
     def _head(self, prefix: str, kind: str) -> dict[str, Any]:
-        return {"id": f"{prefix}-{self.request}", "object": kind, "created": self.created_s, "model": self.model}
+        return answer_head(f"{prefix}-{self.request}", kind, self.created_s, self.model)
 
     def completion(self, choices: Sequence[Finished], used: dict[str, int]) -> dict[str, Any]:
         """Return the whole answer of /v1/completions.
@@ -138,11 +191,11 @@ class Answer:
 
     def completion_usage_chunk(self, used: dict[str, int]) -> dict[str, Any]:
         """Return the last chunk of a /v1/completions stream whose client wants usage."""
-        return self._head("cmpl", "text_completion") | {"choices": [], "usage": used}
+        return usage_chunk(self._head("cmpl", "text_completion"), used)
 
     def chat_usage_chunk(self, used: dict[str, int]) -> dict[str, Any]:
         """Return the last chunk of a /v1/chat/completions stream whose client wants usage."""
-        return self._head("chatcmpl", "chat.completion.chunk") | {"choices": [], "usage": used}
+        return usage_chunk(self._head("chatcmpl", "chat.completion.chunk"), used)
 
     def _chunk(self, prefix: str, kind: str, piece: Piece, added: dict[str, Any], with_usage: bool) -> dict[str, Any]:
         chunk = self._head(prefix, kind)
@@ -152,7 +205,34 @@ class Answer:
         if piece.token_ids is not None:
             choice["token_ids"] = list(piece.token_ids)
         chunk["choices"] = [choice]
-        return chunk | {"usage": None} if with_usage else chunk
+        return with_null_usage(chunk) if with_usage else chunk
+
+
+def answer_head(answer_id: str, kind: str, created_s: int, model: str) -> dict[str, Any]:
+    """Return what every answer and every chunk begins with.
+
+    Args:
+        answer_id: The same in all chunks of an answer.
+        kind: OpenAI's name of the shape, such as "text_completion".
+        created_s: Whole seconds since 1970.
+        model: The model's name, as the client gave it.
+    """
+    return {"id": answer_id, "object": kind, "created": created_s, "model": model}
+
+
+def with_null_usage(chunk: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a chunk of a stream whose last one tells usage; the others say null."""
+    return {**chunk, "usage": None}
+
+
+def usage_chunk(head: Mapping[str, Any], used: Mapping[str, int]) -> dict[str, Any]:
+    """Return the last chunk of a stream whose client wants usage.
+
+    Args:
+        head: See `answer_head`.
+        used: The answer's `usage`.
+    """
+    return {**head, "choices": [], "usage": dict(used)}
 
 
 def _completion_logprobs(part: Piece | Finished) -> dict[str, Any] | None:
@@ -175,24 +255,26 @@ def _end(choice: Finished, logprobs: dict[str, Any] | None) -> dict[str, Any]:
     return end
 
 
-def usage(prompt_tokens: Sequence[int], output_ids: Sequence[Sequence[int]]) -> dict[str, int]:
+def usage(prompt_tokens: Iterable[int], output_tokens: Iterable[int]) -> dict[str, int]:
     """Return the `usage` of an answer, counted from token ids.
 
     Args:
         prompt_tokens: Tokens of each prompt; a prompt with n choices counts once.
-        output_ids: The output token ids of each choice, a stop token included.
+        output_tokens: Output tokens of each choice, a stop token included.
     """
-    prompt, output = sum(prompt_tokens), sum(map(len, output_ids))
+    prompt, output = sum(prompt_tokens), sum(output_tokens)
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
-def model_list(names: Sequence[str], created_s: int, context_tokens: int) -> dict[str, Any]:
+def model_list(names: Sequence[str], created_s: int, context_tokens: int | None = None) -> dict[str, Any]:
     """Return the answer of /v1/models.
 
     Args:
         names: The models served.
         created_s: Whole seconds since 1970.
-        context_tokens: Longest prompt and output together; under vLLM's name for it.
+        context_tokens: Longest prompt and output together, under vLLM's name for it; None where it is not told.
     """
-    shared = {"object": "model", "created": created_s, "owned_by": "phasesplit", "max_model_len": context_tokens}
+    shared: dict[str, Any] = {"object": "model", "created": created_s, "owned_by": "phasesplit"}
+    if context_tokens is not None:
+        shared["max_model_len"] = context_tokens
     return {"object": "list", "data": [{"id": name, **shared} for name in names]}
