@@ -394,7 +394,7 @@ def test_an_answer_that_cannot_be_read_is_a_failed_leg(
             sent.append(message)
 
         if how == "too long a line":
-            monkeypatch.setattr("phasesplit.gateway.http_worker._LINE_BYTES", 10)
+            monkeypatch.setattr("phasesplit.protocol.sse._LINE_BYTES", 10)
             monkeypatch.setattr(prompt.vllm, "_chunks", lambda _: _pieces("data: {and no end"))
         elif how == "not JSON":
             monkeypatch.setattr(prompt.vllm, "_chunks", lambda _: _pieces("data: {broken\n\n"))
