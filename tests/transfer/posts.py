@@ -114,6 +114,10 @@ class Pair:
             self.step()
             wait_readable([*self.prompt.post.descriptors(), *self.token.post.descriptors()], 0.001)
 
+    def connect(self) -> None:
+        """Open the channel from the prompt machine to the token machine, without an order."""
+        self.prompt.outgoing._link("token-0", self.token.post.address, self.token.epoch)
+
     def order(self, key: str) -> None:
         """Tell the prompt machine where the KV of a request goes."""
         self.prompt.outgoing.await_offer(key, "token-0", self.token.post.address, self.token.epoch)

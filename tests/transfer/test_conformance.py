@@ -215,7 +215,7 @@ def test_abort_in_every_state(open_wire: OpenWire, side: str, layers: int, settl
             wire.sender.abort(reservation)
         else:
             wire.receiver.abort(reservation.transfer, 0.0)
-        assert side == "receiver" or wire.sender.queued_bytes == 0
+        assert side == "receiver" or wires.queued_bytes(wire.sender) == 0
         wire.settle()
     done = side == "sender" and layers == 3 and settled
     if not done:
@@ -420,7 +420,7 @@ def test_many_small_transfers_leave_nothing(open_wire: OpenWire) -> None:
             before = open_files()
     assert open_files() == before
     assert wire.receiver.leases.released == {Reason.COMPLETED: 2_000}
-    assert wire.receiver.used_bytes == wire.sender.queued_bytes == 0
+    assert wire.receiver.used_bytes == wires.queued_bytes(wire.sender) == 0
 
 
 def test_full_channel_pushes_back(open_wire: OpenWire) -> None:
@@ -429,11 +429,11 @@ def test_full_channel_pushes_back(open_wire: OpenWire) -> None:
     wire = open_wire(layout=layout, blocks=512, frame_bytes=layout.block_bytes)
     reservation = wire.reserve(256 * 512)
     wire.sender.send_all(reservation)
-    queued_bytes = wire.sender.queued_bytes
-    assert queued_bytes == wire.source.nbytes
+    queued = wires.queued_bytes(wire.sender)
+    assert queued == wire.source.nbytes
     wires.drive_sender(wire.sender, wire.channel, 0.0)
     wires.drive_sender(wire.sender, wire.channel, 0.0)
-    assert 0 < wire.sender.queued_bytes < queued_bytes
+    assert 0 < wires.queued_bytes(wire.sender) < queued
     wire.finish(reservation)
     assert np.array_equal(wire.bytes_of(reservation), wire.source)
 

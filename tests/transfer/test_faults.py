@@ -5,11 +5,11 @@ import pytest
 from phasesplit.errors import TransferError
 from phasesplit.transfer.channel import Condition, drive_sender
 from phasesplit.transfer.failures import Reason
-from phasesplit.transfer.in_memory import Fault, in_memory_pair
 from phasesplit.transfer.layout import Greeting
 from phasesplit.transfer.messages import Kind, Message
 from phasesplit.transfer.sender import Sender
 from phasesplit.transfer.states import Arrival, Departure
+from transfer.in_memory import Fault, in_memory_pair
 from transfer.wires import LAYOUT, Wire, needles
 
 HARMLESS = [Fault.DELAY, Fault.DUPLICATE, Fault.REORDER]
@@ -192,14 +192,15 @@ def test_a_frame_that_lies_about_its_place(layer: int, first: int, blocks: int, 
     assert wire.receiver.state(kept[1].transfer) is Arrival.RESERVED
 
 
-def test_capabilities_are_what_both_have() -> None:
+def test_a_peer_says_what_it_can_do() -> None:
     """A machine would use what its peer cannot do."""
     ours = Greeting(machine="prompt-0", epoch=1, layout=LAYOUT, capabilities=("a", "b"))
     sender = Sender(ours, needles(LAYOUT, 1))
-    assert sender.capabilities == set()
+    assert sender.receiver is None
     theirs = Greeting(machine="token-0", epoch=1, layout=LAYOUT, capabilities=("b", "c"))
     sender.on_message(Message(Kind.WELCOME, text=theirs.to_text()), 0.0)
-    assert sender.capabilities == {"b"}
+    assert sender.receiver is not None
+    assert sender.receiver.capabilities == ("b", "c")
 
 
 @pytest.mark.parametrize(

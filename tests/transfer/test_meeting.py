@@ -15,7 +15,6 @@ import pytest
 from phasesplit.errors import TransferError
 from phasesplit.transfer import shared_memory
 from phasesplit.transfer.channel import Condition, drive_receiver, drive_sender
-from phasesplit.transfer.in_memory import InMemoryChannel, in_memory_pair
 from phasesplit.transfer.incoming import MOST_STRANGERS
 from phasesplit.transfer.layout import PROTOCOL, Greeting
 from phasesplit.transfer.links import boot_id, open_channel
@@ -26,6 +25,7 @@ from phasesplit.transfer.receiver import Receiver
 from phasesplit.transfer.sender import Sender
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
 from phasesplit.transfer.states import Arrival, Departure
+from transfer.in_memory import InMemoryChannel, in_memory_pair
 from transfer.posts import OpenPair, Pair
 from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_sockets
 

@@ -32,10 +32,8 @@ def test_entries_leave_in_order_and_say_what_they_are_part_of() -> None:
     """The first token would overtake its KV, or a heartbeat count as a part of a transfer."""
     note, beat = Message(Kind.NOTE, 3, 7, text=b"1"), Message(Kind.HEARTBEAT, 3, 9)
     outbound = queued(Run(7, 0, 0, 0, 2), note, beat)
-    assert outbound.queued_bytes == 2 * LAYOUT.block_bytes
     assert (outbound.head(), outbound.in_channel) == (outbound.head(), 0)
     assert outbound.taken() == outbound.in_channel == 7
-    assert outbound.queued_bytes == 0
     assert outbound.head() == (note, None)
     assert outbound.taken() == 7
     assert outbound.head() == (beat, None)

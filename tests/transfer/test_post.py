@@ -77,7 +77,7 @@ def test_layers_leave_before_the_next_ones_exist(open_pair: OpenPair) -> None:
 def test_abort_in_every_state(open_pair: OpenPair, side: str, when: str) -> None:
     """An abort, twice, by either machine, would leave blocks held, KV readable, or the other machine waiting."""
     pair = open_pair()
-    pair.prompt.outgoing.connect("token-0", pair.token.post.address, 1)
+    pair.connect()
     pair.settle()
     end = pair.prompt.outgoing if side == "prompt" else pair.token.incoming
     steps: list[tuple[str, Callable[[], object]]] = [
@@ -130,7 +130,7 @@ def test_abort_in_every_state(open_pair: OpenPair, side: str, when: str) -> None
 def test_an_offer_that_was_withdrawn_fails_its_order(open_pair: OpenPair, ordered: bool) -> None:
     """A prompt machine would hold its KV, or compute, for a token machine that has refused already."""
     pair = open_pair()
-    pair.prompt.outgoing.connect("token-0", pair.token.post.address, 1)
+    pair.connect()
     if ordered:
         pair.order("r")
     pair.token.incoming.expect("r", 16, "prompt-0")
@@ -146,7 +146,7 @@ def test_an_offer_that_was_withdrawn_fails_its_order(open_pair: OpenPair, ordere
 def test_an_offer_without_an_order_is_turned_down_in_the_end(open_pair: OpenPair) -> None:
     """Blocks would wait for a prompt that never comes, or one machine's memory fill with others' offers."""
     pair = open_pair(patience=Patience(lease_s=1_000.0))
-    pair.prompt.outgoing.connect("token-0", pair.token.post.address, 1)
+    pair.connect()
     pair.token.incoming.expect("r", 16, "prompt-0")
     pair.settle()
     pair.now_s = 31.0
@@ -158,7 +158,7 @@ def test_an_offer_without_an_order_is_turned_down_in_the_end(open_pair: OpenPair
 def test_nobody_keeps_alive_what_was_not_ordered(open_pair: OpenPair) -> None:
     """Blocks would wait for a prompt machine that was told nothing, because it answers for every offer."""
     pair = open_pair(patience=Patience(lease_s=10.0, heartbeat_s=1.0))
-    pair.prompt.outgoing.connect("token-0", pair.token.post.address, 1)
+    pair.connect()
     pair.settle()
     pair.token.incoming.expect("r", 16, "prompt-0")
     for _ in range(11):
@@ -219,13 +219,13 @@ def test_transfers_and_the_engine_draw_from_one_pool(open_pair: OpenPair) -> Non
     assert pair.token.free.free == BLOCKS
 
 
-def test_refusal_is_told_with_its_reason(open_pair: OpenPair) -> None:
+def test_refusal_is_told_with_its_reason(open_pair: OpenPair, caplog: pytest.LogCaptureFixture) -> None:
     """Machines whose blocks differ would exchange them, or an operator not learn why nothing works."""
     pair = open_pair(theirs=replace(LAYOUT, model="other"))
     pair.order("r")
     eventually(lambda: pair.prompt.outgoing.state("r") is Departure.FAILED, pair.step)
     reason = "refused: layout model: ours is 'tiny', the peer's is 'other'"
-    assert pair.prompt.outgoing.why_no_channel("token-0") == pair.prompt.outgoing.why("r")
+    assert caplog.messages == [f"no KV goes to token-0 in epoch 1: {pair.prompt.outgoing.why('r')}"]
     assert pair.prompt.outgoing.why("r").startswith(reason)
 
 
@@ -240,14 +240,18 @@ def test_refusal_is_told_with_its_reason(open_pair: OpenPair) -> None:
         {},
     ],
 )
-def test_a_machine_that_is_not_there(open_pair: OpenPair, address: dict[str, object]) -> None:
+def test_a_machine_that_is_not_there(
+    open_pair: OpenPair, address: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     """An order would wait for a machine that cannot be reached, or raise something that nobody expects."""
     pair = open_pair()
     if address.get("boot_id") == "here":
         address = {**address, "boot_id": pair.token.post.address["boot_id"]}
     pair.prompt.outgoing.await_offer("r", "token-9", address, 1)
     eventually(lambda: pair.prompt.outgoing.state("r") is Departure.FAILED, pair.step)
-    assert pair.prompt.outgoing.why("r") == pair.prompt.outgoing.why_no_channel("token-9") != ""
+    pair.step()
+    assert pair.prompt.outgoing.why("r") != ""
+    assert caplog.messages == [f"no KV goes to token-9 in epoch 1: {pair.prompt.outgoing.why('r')}"]
     pair.prompt.outgoing.forget("r")
     pair.order("r2")
     pair.token.incoming.expect("r2", 4, "prompt-0")

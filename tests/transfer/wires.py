@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.transfer.channel import Channel, Condition, drive_receiver, drive_sender, wait_readable
-from phasesplit.transfer.in_memory import in_memory_pair
 from phasesplit.transfer.layout import Greeting, KvLayout
 from phasesplit.transfer.nixl_channel import NixlListener, NixlMemory, connect_nixl, nixl_agent
 from phasesplit.transfer.offers import Reservation
 from phasesplit.transfer.receiver import POISON, Receiver
+from phasesplit.transfer.runs import Run
 from phasesplit.transfer.sender import FRAME_BYTES, Sender
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.tcp import TcpListener, connect_tcp
+from transfer.in_memory import in_memory_pair
 
 os.environ.setdefault("UCX_TLS", "tcp,posix,sysv,cma,self")  # NIXL's UCX, on machines without RDMA
 os.environ.setdefault("UCX_LOG_LEVEL", "error")
@@ -214,6 +215,12 @@ def send_in_another_process() -> None:
     while channel.condition is Condition.OPEN:
         drive_sender(sender, channel, 0.0)
         wait_readable([channel.fileno()], 1.0)
+
+
+def queued_bytes(sender: Sender) -> int:
+    """Return how many bytes of blocks no channel has taken yet."""
+    outbound = sender._outbound
+    return outbound._pool.shape[2] * sum(entry.blocks for entry in outbound._queue if isinstance(entry, Run))
 
 
 def open_files() -> int:

@@ -71,6 +71,9 @@ class Link:
         now_s: The instant.
         patience_s: Time for the peer to answer the greeting, and to take the rest of a frame that nobody wants, > 0.
         heartbeat_s: Time between heartbeats, > 0.
+
+    Attributes:
+        is_logged: Whether operators were told that the channel is lost.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Link:
         self.peer = peer
         self.epoch = epoch
         self.sender = sender
+        self.is_logged = False
         self._channel: Channel | None = None
         self._patience_s = patience_s
         self._heartbeat_s = heartbeat_s

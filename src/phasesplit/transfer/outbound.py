@@ -30,12 +30,6 @@ class Outbound:
         self.epoch = 0
         self.in_channel = 0
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of blocks that no channel has taken yet."""
-        block_bytes: int = self._pool.shape[2]
-        return block_bytes * sum(entry.blocks for entry in self._queue if isinstance(entry, Run))
-
     def add(self, entry: Run | Message) -> None:
         """Queue a run of blocks, or a message without blocks."""
         self._queue.append(entry)

@@ -1,5 +1,6 @@
 """The prompt machine's half of a post: KV that leaves, by the key of its request."""
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from phasesplit.transfer.outbound import Payload
 from phasesplit.transfer.sender import Sender
 from phasesplit.transfer.states import Departure
 from phasesplit.transfer.timing import Clock, Patience
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -77,38 +80,20 @@ class Outgoing:
         self._orders: dict[str, _Order] = {}
         self.sent = Sent()
 
-    def connect(self, peer: str, address: Address, epoch: int) -> None:
-        """Open the channel to a machine unless there is one; how it goes shows later (`why_no_channel`).
-
-        Args:
-            peer: Name of the machine.
-            address: Where it listens; its host is a number, for looking up a name may wait.
-            epoch: Its epoch. Once the machine itself has shown that it is in a later one than before, the channel to
-                its former life ends.
-
-        Raises:
-            TransferError: The epoch is older than one that the machine has shown.
-        """
-        self._link(peer, address, epoch)
-
     def disconnect(self, peer: str) -> None:
         """Close the channel to a machine and forget it; what goes on has failed. A second call changes nothing."""
         for link in self._to(peer):
             self._drop(link, "the channel was closed")
-
-    def why_no_channel(self, peer: str) -> str:
-        """Return why a machine was not reached or has refused, in the latest epoch asked for, or the empty text."""
-        links = self._to(peer)
-        return max(links, key=lambda link: link.epoch).sender.lost_because if links else ""
 
     def await_offer(self, key: str, peer: str, address: Address, epoch: int) -> None:
         """Take an order: the KV of a request will go to a machine, which offers blocks for it, or has already.
 
         Args:
             key: What both machines call the request.
-            peer: The receiver, as in `connect`.
-            address: Where it listens.
-            epoch: Its epoch.
+            peer: Name of the receiver. The channel to it is opened unless there is one.
+            address: Where it listens; its host is a number, for looking up a name may wait.
+            epoch: Its epoch. Once the machine itself has shown that it is in a later one than before, the channel to
+                its former life ends.
 
         Raises:
             TransferError: The epoch is stale, or the key was ordered before.
@@ -210,6 +195,9 @@ class Outgoing:
         now_s = self._clock()
         for link in tuple(self._links.values()):
             link.drive(now_s)
+            if link.sender.lost_because and not link.is_logged:
+                link.is_logged = True
+                _log.warning("no KV goes to %s in epoch %d: %s", link.peer, link.epoch, link.sender.lost_because)
         shown = self._shown_epochs()
         for link in tuple(self._links.values()):
             if link.epoch < shown.get(link.peer, 0):

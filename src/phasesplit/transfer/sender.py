@@ -65,16 +65,6 @@ class Sender:
         self.absorbed: Counter[str] = Counter()
 
     @property
-    def queued_bytes(self) -> int:
-        """Bytes of blocks that no channel has taken yet: the back-pressure that a caller sees."""
-        return self._outbound.queued_bytes
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        """What both ends can do; nothing before the receiver's greeting."""
-        return frozenset(self._greeting.capabilities).intersection(self.receiver.capabilities if self.receiver else ())
-
-    @property
     def lost_because(self) -> str:
         """Why no more transfers can be opened, or the empty text."""
         return self._lost
