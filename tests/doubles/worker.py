@@ -233,9 +233,6 @@ class FakeWorker:
             raise LegError("stale epoch", Event.WORKER_REFUSED, machine_status=409)
         self.roles.append(role)
 
-    async def drain(self) -> None:
-        """See `WorkerClient`."""
-
     async def close(self) -> None:
         """See `WorkerClient`."""
         for send in self._sends.values():

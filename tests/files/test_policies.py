@@ -1,12 +1,21 @@
 """Autoscaling policies as people write them."""
 
+import re
+
 import pytest
 
 from phasesplit.errors import SpecError
-from phasesplit.files.policies import POLICY_EXAMPLES, parse_policy, policy_text
+from phasesplit.files.policies import parse_policy, policy_text
 from phasesplit.scheduling.autoscaling import Joint, Policy, Schedule, Static, Threshold
 
 HOUR_S = 3_600.0
+EXAMPLES = {
+    "static": "static:initial=4+2",
+    "threshold": "threshold:high=4000,low=500",
+    "joint": "joint:target=1000,ratio=2",
+    "schedule": "schedule:0h=4+2,8h=10+6,20h=4+2",
+}
+"""What the messages about each policy show."""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +51,8 @@ def test_policies_as_people_write_them(text: str, expected: Policy) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *POLICY_EXAMPLES, "static", "threshold:high=1e7,low=0.125,token-high=9000,token-low=10,full=0.8,step=2,least=2",
+        *EXAMPLES.values(), "static",
+        "threshold:high=1e7,low=0.125,token-high=9000,token-low=10,full=0.8,step=2,least=2",
         "joint:target=1234567.5", "schedule:0h=4,7.5h=8,every=10,cooldown=5,startup=0,load=1e9,delay=7,stale=8",
     ],
 )  # fmt: skip
@@ -60,7 +70,10 @@ def test_what_is_usual_is_not_written() -> None:
 
 def test_examples_are_policies() -> None:
     """The help would show a text that is refused."""
-    assert [parse_policy(text).name for text in POLICY_EXAMPLES] == ["static", "threshold", "joint", "schedule"]
+    for name, text in EXAMPLES.items():
+        assert parse_policy(text).name == name
+        with pytest.raises(SpecError, match=re.escape(f"as in {text}")):
+            parse_policy(f"{name}:nonsense=1")
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,16 @@ def test_a_metric_that_is_none_is_refused() -> None:
     """A misspelt metric would be missing from the result without a word."""
     with pytest.raises(SpecError, match="did you mean ttft_s"):
         simulate(tiny_cluster(), TRACE, metrics=frozenset({"ttft"}))
+
+
+def test_rows_are_a_data_frame() -> None:
+    """A person who works in pandas would see other values, or no rows, without a word."""
+    result = simulate(tiny_cluster(), TRACE)
+    assert result.columns is not None
+    frame = result.to_pandas()
+    assert list(frame.columns) == list(result.columns)
+    assert len(frame) == len(TRACE)
+    for name, values in result.columns.items():
+        np.testing.assert_array_equal(frame[name].to_numpy(), values)
+    with pytest.raises(ValueError, match="keep=True"):
+        simulate(tiny_cluster(), TRACE, keep=False).to_pandas()

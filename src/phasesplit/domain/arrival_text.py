@@ -16,16 +16,14 @@ _MODELS: dict[str, tuple[Callable[..., ArrivalModel], dict[str, str], str]] = {
         "diurnal:amplitude=0.5",
     ),
 }
-
-ARRIVAL_EXAMPLES = tuple(example for _, _, example in _MODELS.values())
-"""One example of each arrival model that `parse_arrivals` understands."""
+"""Name to model, its settings on the command line by field, and an example for messages."""
 
 
 def parse_arrivals(text: str, where: str = "arrivals") -> ArrivalModel:
     """Return the arrival model that a text names; times are in seconds.
 
     Args:
-        text: A name, then perhaps `:` and settings `name=number` with commas between them; see `ARRIVAL_EXAMPLES`.
+        text: A name, then perhaps `:` and settings `name=number` with commas between them.
         where: How the person knows the place the text came from, for the message.
 
     Raises:

@@ -94,34 +94,8 @@ def quantiles(percentiles: Percentiles, shares: NDArray[np.float64], where: str)
     return np.exp(found)
 
 
-def parse_percentiles(text: str, where: str = "percentiles") -> dict[float, float]:
-    """Return percentile to length from a text such as `p50=1020,p90=2734,p99=4142`.
-
-    Args:
-        text: The text.
-        where: How the person knows the place it came from, for the message.
-
-    Raises:
-        SpecError: The text is not of this form, or `workload_from_percentiles` does not allow the numbers.
-    """
-    found: dict[float, float] = {}
-    for part in "".join(text.split()).split(","):
-        place, _, length = part.partition("=")
-        try:
-            percentile, tokens = float(place.removeprefix("p")), float(length)
-        except ValueError:
-            percentile = tokens = math.nan
-        if not place.startswith("p") or math.isnan(percentile) or math.isnan(tokens):
-            raise SpecError.bad(where, part, f"pPERCENTILE=TOKENS with commas between, such as {_EXAMPLE}")
-        if percentile in found:
-            raise SpecError.bad(where, part, "each percentile once")
-        found[percentile] = tokens
-    _check(found, where)
-    return found
-
-
 def percentiles_text(percentiles: Percentiles) -> str:
-    """Return percentiles as `parse_percentiles` reads them."""
+    """Return percentiles as on a command line: `p50=1020,p90=2734`."""
     return ",".join(f"p{percentile:g}={tokens:g}" for percentile, tokens in sorted(percentiles.items()))
 
 

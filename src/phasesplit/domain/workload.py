@@ -50,11 +50,6 @@ class LengthTable:
         return cls(pairs[0].astype(np.int32), pairs[1].astype(np.int32), requests.astype(np.int64))
 
     @property
-    def mean_prompt_tokens(self) -> float:
-        """Mean prompt length over requests."""
-        return float(np.average(self.prompt_tokens, weights=self.requests))
-
-    @property
     def mean_output_tokens(self) -> float:
         """Mean output length over requests."""
         return float(np.average(self.output_tokens, weights=self.requests))

@@ -61,15 +61,12 @@ _EXAMPLES = {
     "schedule": "schedule:0h=4+2,8h=10+6,20h=4+2",
 }
 
-POLICY_EXAMPLES = tuple(_EXAMPLES.values())
-"""One example of each policy that `parse_policy` understands."""
-
 
 def parse_policy(text: str, where: str = "autoscale") -> Policy:
     """Return the policy that a text names; times are in seconds, but in a schedule hours of the day.
 
     Args:
-        text: A name, then perhaps `:` and settings `name=value` with commas between them; see `POLICY_EXAMPLES`.
+        text: A name, then perhaps `:` and settings `name=value` with commas between them.
         where: How the person knows the place the text came from, for the message.
 
     Raises:

@@ -120,6 +120,3 @@ _WRITERS: dict[str, Callable[[Trace], bytes]] = {
     "splitwise-sim": _splitwise_sim,
     "mooncake": _mooncake,
 }
-
-WRITTEN_FORMATS = tuple(_WRITERS)
-"""Names of the formats that `write_trace` knows."""

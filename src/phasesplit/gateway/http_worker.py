@@ -96,10 +96,6 @@ class HttpWorker:
         """See `WorkerClient`."""
         await self._tell("/role", {"epoch": epoch, "role": role})
 
-    async def drain(self) -> None:
-        """See `WorkerClient`."""
-        await self._tell("/drain", {})
-
     async def close(self) -> None:
         """See `WorkerClient`."""
         if self._opened is not None:

@@ -55,8 +55,5 @@ class WorkerClient(Protocol):
     async def role(self, epoch: int, role: str) -> None:
         """Tell the machine its pool."""
 
-    async def drain(self) -> None:
-        """Let the machine take no new requests."""
-
     async def close(self) -> None:
         """Let go of all connections."""

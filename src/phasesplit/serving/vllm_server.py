@@ -8,7 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -241,8 +241,3 @@ class VllmServer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
-
-
-def arguments_of(text: Sequence[str]) -> tuple[str, ...]:
-    """Return arguments of vLLM that a person wrote, each `--name value`, `--name=value` or `--name`."""
-    return tuple(part for entry in text for part in entry.split(None, 1))
