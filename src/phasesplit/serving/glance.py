@@ -1,17 +1,13 @@
 """A cluster at a glance: what a gateway's metrics say, put into rows of text."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from phasesplit.errors import SpecError
+from phasesplit.protocol.metrics import read_samples
 
-_LINE = re.compile(r"(phasesplit_\w+)(?:\{(.*)\})? (\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _STATES = ("queued", "prefilling", "transferring", "waiting", "decoding")
-
-Sample = tuple[Mapping[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +20,7 @@ class Metrics:
     """
 
     at_s: float
-    samples: Mapping[str, tuple[Sample, ...]]
+    samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]]
 
     @classmethod
     def from_text(cls, text: str, at_s: float, where: str = "gateway") -> "Metrics":
@@ -38,12 +34,9 @@ class Metrics:
         Raises:
             SpecError: It is not that of a gateway.
         """
-        samples: dict[str, list[Sample]] = {}
-        for line in text.splitlines():
-            found = _LINE.fullmatch(line)
-            if found is not None:
-                labels = dict(_LABEL.findall(found[2] or ""))
-                samples.setdefault(found[1], []).append((labels, float(found[3])))
+        samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        for one in read_samples(text):
+            samples.setdefault(one.name, []).append((one.labels, one.value))
         if "phasesplit_requests_total" not in samples and "phasesplit_pool_machines" not in samples:
             raise SpecError(f"{where}: what answers there is not a phasesplit gateway")
         return cls(at_s, {name: tuple(rows) for name, rows in samples.items()})

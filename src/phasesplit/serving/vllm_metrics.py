@@ -1,10 +1,11 @@
 """What vLLM says of itself at /metrics, read: the queue, what runs, how full the KV cache is."""
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-_SAMPLE = re.compile(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+from phasesplit.protocol.metrics import read_samples
+
+_PREFIX = "vllm:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,15 @@ def read_figures(text: str) -> Figures:
         text: The body of GET /metrics.
     """
     sums: dict[str, float] = {}
-    info: dict[str, str] = {}
-    for name, labels_text, value in _SAMPLE.findall(text):
-        labels = dict(_LABEL.findall(labels_text))
+    info: Mapping[str, str] = {}
+    for full_name, labels, value in read_samples(text):
+        if not full_name.startswith(_PREFIX):
+            continue
+        name = full_name.removeprefix(_PREFIX)
         if name == "cache_config_info":
             info = labels
         for full in (name, f"{name}.{labels.get('stage', '')}", f"{name}.{labels.get('source', '')}"):
-            sums[full] = sums.get(full, 0.0) + float(value)
+            sums[full] = sums.get(full, 0.0) + value
 
     def whole(name: str) -> int:
         return round(sums.get(name, 0.0))
