@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from phasesplit.engine.answers import Answer, Part
+from phasesplit.engine.answers import Part, WorkerAnswer
 from phasesplit.errors import RequestError
 from phasesplit.protocol.answers import usage
 from phasesplit.protocol.errors import error_answer
@@ -14,8 +14,8 @@ OUTPUT = (Scored(2, -0.5, ((2, -0.5), (1, -1.5))), Scored(3, -2.0, ((4, -0.25), 
 PROMPT = (Scored(1), Scored(3, -3.0, ((2, -0.125),)))
 
 
-def answer(**flags: bool) -> Answer:
-    return Answer(request="r", created_s=7, model="m", spelled=TEXTS.__getitem__, **flags)
+def answer(**flags: bool) -> WorkerAnswer:
+    return WorkerAnswer(request="r", created_s=7, model="m", spelled=TEXTS.__getitem__, **flags)
 
 
 def choice_of(made: dict[str, Any]) -> dict[str, Any]:

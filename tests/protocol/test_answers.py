@@ -3,8 +3,8 @@
 import pytest
 
 from phasesplit.protocol.answers import (
-    Answer,
-    Finished,
+    ClientAnswer,
+    FinishedChoice,
     Piece,
     TokenLogprob,
     chat_logprobs,
@@ -13,7 +13,7 @@ from phasesplit.protocol.answers import (
     usage,
 )
 
-ANSWER = Answer("1", 1700000000, "m")
+ANSWER = ClientAnswer("1", 1700000000, "m")
 LOGPROBS = [
     TokenLogprob("a", -0.5, b"a", (("a", -0.5, b"a"), ("b", -1.0, b"b"))),
     TokenLogprob("\ufffd", -2.0, b"\xe6"),
@@ -29,7 +29,7 @@ def test_usage_is_counted_from_token_ids() -> None:
 
 def test_completion_shape() -> None:
     """A client of /v1/completions could not read the answer."""
-    choices = [Finished(0, "ab", "length"), Finished(1, "c", "stop", LOGPROBS, 5, "END")]
+    choices = [FinishedChoice(0, "ab", "length"), FinishedChoice(1, "c", "stop", LOGPROBS, 5, "END")]
     assert ANSWER.completion(choices, USED) == {
         "id": "cmpl-1",
         "object": "text_completion",
@@ -51,7 +51,7 @@ def test_completion_shape() -> None:
 
 def test_chat_shape() -> None:
     """A client of /v1/chat/completions could not read the answer."""
-    answer = ANSWER.chat([Finished(0, "ab", "stop", LOGPROBS)], USED)
+    answer = ANSWER.chat([FinishedChoice(0, "ab", "stop", LOGPROBS)], USED)
     assert (answer["id"], answer["object"], answer["usage"]) == ("chatcmpl-1", "chat.completion", USED)
     assert answer["choices"] == [
         {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from phasesplit.protocol.completions import LONGEST_NAME
 from phasesplit.vllm.reports import LONGEST_BYTES, Reports
-from phasesplit.vllm.wishes import LONGEST_NAME
 
 Line = tuple[Reports, socket.socket]
 

@@ -36,7 +36,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WorkerAnswer:
     """What all parts of one answer share.
 
     Attributes:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import Any, cast
 
-from phasesplit.engine.answers import Answer, Part
+from phasesplit.engine.answers import Part, WorkerAnswer
 from phasesplit.engine.events import Event, Failed, Finished, PromptScored, Refused, Token
 from phasesplit.engine.server_worker import Worker
 from phasesplit.engine.tokens import Detokenizer
@@ -100,7 +100,7 @@ class _Choice:
         self._detokenizer = Detokenizer(worker.tokenizer)
         self._prompt: tuple[Scored, ...] = ()
         self._times: PromptTimes | None = None
-        self._answer = Answer(
+        self._answer = WorkerAnswer(
             request=f"cmpl-{self._key}",
             created_s=int(time.time()),
             model=request.model,
@@ -149,7 +149,7 @@ class _Choice:
                 return heard
 
     async def _whole(self, first: Token | Finished, send: Send) -> bool:
-        """Answer in one piece; return whether the request is over here (or its KV is on its way by itself)."""
+        """WorkerAnswer in one piece; return whether the request is over here (or its KV is on its way by itself)."""
         output: list[Scored] = []
         heard: _Heard = first
         while not isinstance(heard, Finished):
@@ -167,7 +167,7 @@ class _Choice:
         return True
 
     async def _stream(self, first: Token | Finished, send: Send) -> bool:
-        """Answer a token a chunk; return whether the request is over here."""
+        """WorkerAnswer a token a chunk; return whether the request is over here."""
         await start(send, 200, {"content-type": CONTENT_TYPE, "cache-control": "no-cache"})
         heard: _Heard = first
         while True:

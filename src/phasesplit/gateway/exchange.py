@@ -14,7 +14,7 @@ from phasesplit.gateway.desk import Desk
 from phasesplit.gateway.order import Order
 from phasesplit.gateway.states import Event
 from phasesplit.protocol import sse
-from phasesplit.protocol.answers import Answer, Piece, usage
+from phasesplit.protocol.answers import ClientAnswer, Piece, usage
 from phasesplit.protocol.asgi import ClientGoneError, JsonAnswer, Receive, Send, client_gone, send_part, start
 from phasesplit.protocol.completions import ChatRequest, ClientRequest
 from phasesplit.protocol.errors import error_answer
@@ -26,7 +26,7 @@ _SLOW_READER_S = 30.0
 class Exchange:
     """What one request and its client have to do with one another."""
 
-    def __init__(self, desk: Desk, request: ClientRequest, orders: Sequence[Order], answer: Answer) -> None:
+    def __init__(self, desk: Desk, request: ClientRequest, orders: Sequence[Order], answer: ClientAnswer) -> None:
         """Make an exchange whose choices have not begun.
 
         Args:

@@ -14,7 +14,7 @@ from phasesplit.gateway.exchange import Exchange
 from phasesplit.gateway.gateway import Gateway
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.order import Order, ordered
-from phasesplit.protocol.answers import Answer, model_list
+from phasesplit.protocol.answers import ClientAnswer, model_list
 from phasesplit.protocol.asgi import ClientGoneError, JsonAnswer
 from phasesplit.protocol.completions import ClientRequest
 from phasesplit.protocol.errors import error_answer
@@ -76,7 +76,7 @@ class Generation:
             held, context, number = gateway.dispatcher.most_tokens, gateway.context_tokens, gateway.number()
             read = partial(self._read, body, number, held, context)
             request, orders = await asyncio.to_thread(read) if len(body) > _LONG_BODY_BYTES else read()
-            answer = Answer(number, int(gateway.clock.unix_s()), request.model)
+            answer = ClientAnswer(number, int(gateway.clock.unix_s()), request.model)
             await Exchange(gateway.desk, request, orders, answer).serve(receive, send)
         finally:
             gateway.leave()

@@ -9,10 +9,10 @@ from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.parsing import output_bound
 from phasesplit.protocol.completions import (
     FOR_TEMPLATES,
+    ChatMessage,
     ChatRequest,
     ClientRequest,
     CompletionRequest,
-    Message,
     extras,
 )
 from phasesplit.protocol.stop import StopScanner
@@ -143,7 +143,7 @@ def _chat(request: ChatRequest, codec: Codec) -> tuple[Sequence[int], str]:
         raise RequestError(f"messages: {error}", param="messages", code="invalid_value") from None
 
 
-def _told(place: int, message: Message) -> Mapping[str, Any]:
+def _told(place: int, message: ChatMessage) -> Mapping[str, Any]:
     """Return a message as templates read it: parts of text are joined."""
     told: dict[str, Any] = {**extras(message), "role": message.role, "content": message.content}
     if isinstance(message.content, list):

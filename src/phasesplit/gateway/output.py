@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from phasesplit.gateway.codec import Codec, named
 from phasesplit.gateway.order import Order
-from phasesplit.protocol.answers import Finished, FinishReason, Piece, TokenLogprob
+from phasesplit.protocol.answers import FinishedChoice, FinishReason, Piece, TokenLogprob
 from phasesplit.protocol.worker import Scored
 
 
@@ -96,7 +96,7 @@ class Output:
         self._characters += sum(len(one.token) for one in logprobs) if logprobs is not None else len(text)
         return Piece(self._order.index, text, logprobs, offset, self.finish_reason, self._scanner.found, ids)
 
-    def finished(self) -> Finished:
+    def finished(self) -> FinishedChoice:
         """Return all of it.
 
         Raises:
@@ -105,7 +105,7 @@ class Output:
         if self.finish_reason is None:
             raise ValueError("an output that still grows is not finished")
         ids = self._order.request.wants_token_ids
-        return Finished(
+        return FinishedChoice(
             self._order.index,
             "".join(self._texts),
             self.finish_reason,

@@ -75,7 +75,7 @@ class Piece:
         logprobs: Its tokens', None where the client did not ask.
         text_offset: Characters of the choice's text before it.
         finish_reason: Why the choice ends here, None where it goes on.
-        stop_reason: As in `Finished`.
+        stop_reason: As in `FinishedChoice`.
         token_ids: Its tokens' ids, None where the client did not ask. Extension of vLLM.
     """
 
@@ -89,7 +89,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedChoice:
     """A choice that has come to its normal end.
 
     Attributes:
@@ -114,7 +114,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClientAnswer:
     """What all parts of one answer share.
 
     Attributes:
@@ -130,7 +130,7 @@ class Answer:
     def _head(self, prefix: str, kind: str) -> dict[str, Any]:
         return answer_head(f"{prefix}-{self.request}", kind, self.created_s, self.model)
 
-    def completion(self, choices: Sequence[Finished], used: dict[str, int]) -> dict[str, Any]:
+    def completion(self, choices: Sequence[FinishedChoice], used: dict[str, int]) -> dict[str, Any]:
         """Return the whole answer of /v1/completions.
 
         Args:
@@ -142,7 +142,7 @@ class Answer:
             "usage": used,
         }
 
-    def chat(self, choices: Sequence[Finished], used: dict[str, int]) -> dict[str, Any]:
+    def chat(self, choices: Sequence[FinishedChoice], used: dict[str, int]) -> dict[str, Any]:
         """Return the whole answer of /v1/chat/completions.
 
         Args:
@@ -235,15 +235,15 @@ def usage_chunk(head: Mapping[str, Any], used: Mapping[str, int]) -> dict[str, A
     return {**head, "choices": [], "usage": dict(used)}
 
 
-def _completion_logprobs(part: Piece | Finished) -> dict[str, Any] | None:
+def _completion_logprobs(part: Piece | FinishedChoice) -> dict[str, Any] | None:
     return None if part.logprobs is None else completion_logprobs(part.logprobs, part.text_offset)
 
 
-def _chat_logprobs(part: Piece | Finished) -> dict[str, Any] | None:
+def _chat_logprobs(part: Piece | FinishedChoice) -> dict[str, Any] | None:
     return None if part.logprobs is None else chat_logprobs(part.logprobs)
 
 
-def _end(choice: Finished, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+def _end(choice: FinishedChoice, logprobs: dict[str, Any] | None) -> dict[str, Any]:
     end: dict[str, Any] = {
         "index": choice.index,
         "logprobs": logprobs,

@@ -9,7 +9,7 @@ request.
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 MOST_STOPS = 4
@@ -133,13 +133,21 @@ def _tcp(value: Any) -> tuple[str, int] | None:
     raise _wrong("a host and a port")
 
 
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise _wrong("made of printable characters")
+    return value
+
+
 Prompts = Annotated[tuple[Prompt, ...], PlainValidator(_prompts)]
 Stops = Annotated[tuple[str | int, ...], PlainValidator(partial(_stops, most=MOST_STOPS, has_ids=True))]
 StopTokens = Annotated[tuple[int, ...], PlainValidator(partial(_stop_token_ids, most=MOST_STOP_TOKENS))]
 Content = Annotated[str | list[dict[str, Any]] | None, PlainValidator(_content)]
 Biases = Annotated[dict[str, float] | None, PlainValidator(partial(_biases, most=MOST_BIASES))]
 Tokens = Annotated[int, Field(ge=0, le=MOST_TOKEN)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+LONGEST_NAME = 256
+"""Characters of a key, or of the name of a machine or model."""
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 _One = Annotated[int, Field(ge=1, le=1)]
 _Epoch = Annotated[int, Field(ge=0)]
 _Logprobs = Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)]
@@ -332,7 +340,7 @@ class CompletionRequest(ClientRequest):
         return bool(self.echo)
 
 
-class Message(_Wire):
+class ChatMessage(_Wire):
     """One message of a chat.
 
     Attributes:
@@ -354,7 +362,7 @@ class ChatRequest(ClientRequest):
         top_logprobs: The likeliest tokens to tell for each position, 0 to 20; needs `logprobs`.
     """
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -389,17 +397,16 @@ class AddressFields(_Ignoring):
     tcp: Annotated[tuple[str, int] | None, PlainValidator(_tcp)] = None
 
 
-class TransferFields(_Ignoring):
-    """`kv_transfer_params`.
+class TransferNames(_Ignoring):
+    """`kv_transfer_params` but for the address, as every machine reads them.
 
     Attributes:
-        do_remote_decode: This worker computes the prompt alone.
-        do_remote_prefill: This worker computes the output alone.
+        do_remote_decode: This machine computes the prompt alone.
+        do_remote_prefill: This machine computes the output alone.
         key: Name of the transfer.
-        peer: Name of the other worker.
+        peer: Name of the other machine.
         peer_epoch: Its epoch.
-        address: Where it is; needed by the worker that sends.
-        epoch: This worker's epoch, as the sender knows it.
+        epoch: This machine's epoch, as the sender knows it.
     """
 
     do_remote_decode: bool | None = None
@@ -407,8 +414,33 @@ class TransferFields(_Ignoring):
     key: Name | None = None
     peer: Name | None = None
     peer_epoch: _Epoch | None = None
-    address: AddressFields | None = None
     epoch: _Epoch | None = None
+
+
+class TransferFields(TransferNames):
+    """`kv_transfer_params` of the embedded engine.
+
+    Attributes:
+        address: Where the other machine is; needed by the machine that sends.
+    """
+
+    address: AddressFields | None = None
+
+
+class OpenTransferFields(TransferNames):
+    """`kv_transfer_params` of vLLM's connector, whose names also go into reports of bounded length.
+
+    Attributes:
+        key: Name of the transfer, printable.
+        peer: Name of the other machine, printable.
+        peer_epoch: Its epoch, below 2**63.
+        address: Where it is, as the connector's transports read it.
+    """
+
+    key: Annotated[Name, AfterValidator(_printable)] | None = None
+    peer: Annotated[Name, AfterValidator(_printable)] | None = None
+    peer_epoch: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    address: dict[str, Any] | None = None
 
 
 class WorkerBody(Sampled):

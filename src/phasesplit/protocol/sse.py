@@ -16,7 +16,7 @@ _LINE_BYTES = 1 << 24
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 
 
-class Reader(Protocol):
+class ByteReader(Protocol):
     """Who reads an answer, as aiohttp's StreamReader does."""
 
     async def readany(self) -> bytes:
@@ -37,7 +37,7 @@ DONE = framed(_DONE)
 """The last event of a stream that ended normally."""
 
 
-async def answer_lines(content: Reader) -> AsyncIterator[bytes]:
+async def answer_lines(content: ByteReader) -> AsyncIterator[bytes]:
     """Iterate over the whole lines of an answer as they come; many may come at once.
 
     Args:

@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
-LONGEST_NAME = 256
-"""Characters of a key or of a machine's name: a report of both fits into a message of the line (`reports`)."""
-_LATEST_EPOCH = 2**63
+from pydantic import ValidationError
+
+from phasesplit.protocol.completions import OpenTransferFields
+from phasesplit.protocol.errors import of_validation
+
 _log = logging.getLogger(__name__)
+_WHOLE = "kv_transfer_params: %s; the request is served whole"
 
 
 class Wishes(NamedTuple):
@@ -34,19 +37,19 @@ def read_wishes(params: object) -> Wishes | None:
     Args:
         params: Its `kv_transfer_params`: a mapping, or whatever else a client may have sent.
     """
-    if not isinstance(params, Mapping):
+    if not isinstance(params, Mapping) or not _is_split(params):
         return None
-    leaves, comes = params.get("do_remote_decode"), params.get("do_remote_prefill")
-    if not leaves and not comes:
+    try:
+        fields = OpenTransferFields.model_validate(dict(params))
+    except ValidationError as error:
+        _log.warning(_WHOLE, of_validation(error))
         return None
-    wishes = Wishes(
-        bool(leaves), params.get("key", ""), params.get("peer", ""), params.get("peer_epoch", -1),
-        params.get("address") or {},
-    )  # fmt: skip
-    if why := objection(wishes):
-        _log.warning("kv_transfer_params: %s; the request is served whole", why)
+    key, peer, epoch, address = fields.key, fields.peer, fields.peer_epoch, fields.address
+    if key is None or peer is None or epoch is None or (fields.do_remote_decode and not address):
+        needed = {"key": key, "peer": peer, "peer_epoch": epoch, "address": address}
+        _log.warning(_WHOLE, f"{next(name for name, value in needed.items() if not value and value != 0)} is required")
         return None
-    return wishes
+    return Wishes(bool(fields.do_remote_decode), key, peer, epoch, address or {})
 
 
 def key_of_whole(params: object) -> str | None:
@@ -55,25 +58,13 @@ def key_of_whole(params: object) -> str | None:
     Args:
         params: As for `read_wishes`.
     """
-    if not isinstance(params, Mapping) or params.get("do_remote_decode") or params.get("do_remote_prefill"):
+    if not isinstance(params, Mapping) or _is_split(params):
         return None
-    key = params.get("key")
-    return key if is_name(key) else None
+    try:
+        return OpenTransferFields.model_validate({"key": params.get("key")}).key
+    except ValidationError:
+        return None
 
 
-def objection(wishes: Wishes) -> str:
-    """Return what is wrong with a wish, or the empty text."""
-    for name in ("key", "peer"):
-        if not is_name(getattr(wishes, name)):
-            got = repr(getattr(wishes, name))[:40]
-            return f"{name}: got {got}, allowed is a text of 1 to {LONGEST_NAME} printable characters"
-    if type(wishes.peer_epoch) is not int or not 0 <= wishes.peer_epoch < _LATEST_EPOCH:
-        return f"peer_epoch: got {wishes.peer_epoch!r:.40}, allowed is a whole number from 0 to {_LATEST_EPOCH - 1}"
-    if wishes.leaves and not (isinstance(wishes.address, Mapping) and wishes.address):
-        return f"address: got {wishes.address!r:.40}, allowed is where the peer takes KV"
-    return ""
-
-
-def is_name(text: object) -> TypeGuard[str]:
-    """Return whether something can be a key or the name of a machine."""
-    return isinstance(text, str) and 0 < len(text) <= LONGEST_NAME and text.isprintable()
+def _is_split(params: Mapping[str, Any]) -> bool:
+    return bool(params.get("do_remote_decode") or params.get("do_remote_prefill"))
