@@ -86,8 +86,8 @@ bench-vllm: $(VLLM_STAMP) ## exposed time of KV between two vLLM machines, by wa
 test-package: $(STAMP) ## build sdist and wheel, install the wheel into an environment of its own, run it (a minute or two)
 	@python scripts/check_package.py --keep dist
 
-check: $(STAMP) ## format, lint, types, import contracts
-	@ruff format --check --quiet . && ruff check --quiet . && mypy && lint-imports --no-logo
+check: $(STAMP) ## format, lint, words, types, import contracts
+	@ruff format --check --quiet . && ruff check --quiet . && python scripts/check_words.py && mypy && lint-imports --no-logo
 
 bench: $(STAMP) ## speed and scaling, with the machine and the commit printed
 	@python bench/speed.py

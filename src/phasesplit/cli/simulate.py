@@ -116,7 +116,7 @@ def simulate(
         str,
         option(
             "--slo",
-            text="What latencies are held against: splitwise (default), splitwise*1.5, none, or limits such as "
+            text="Limits on latencies: splitwise (default), splitwise*1.5, none, or limits such as "
             "'ttft_p99<2s,tbt_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%'.",
             metavar="SLO",
         ),

@@ -1,4 +1,4 @@
-"""`phasesplit verify`: a cluster runs a trace, the simulator predicts it, and the two are held against each other."""
+"""`phasesplit verify`: a cluster runs a trace, the simulator predicts it, and both are compared."""
 
 import tempfile
 from pathlib import Path

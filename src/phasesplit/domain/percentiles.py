@@ -35,8 +35,8 @@ def workload_from_percentiles(
 ) -> Workload:
     """Return a workload whose lengths have the given percentiles; the same ones give the same workload.
 
-    Prompt and output lengths are independent, for want of anything that says how they go together: a trace with long
-    answers to short prompts differs from it. The pairs are a Hammersley set, which spreads evenly over both.
+    Prompt and output lengths are independent, because percentiles do not say how they depend on each other. A trace
+    with long answers to short prompts differs from it. The pairs are a Hammersley set, which spreads evenly over both.
 
     Args:
         prompt: Percentile (0 to 100) to prompt tokens, at least one.

@@ -78,7 +78,7 @@ class Bookings:
 
     @property
     def evictions(self) -> int:
-        """How often KV had to go for want of memory."""
+        """How often KV had to go for lack of memory."""
         return int(self._evicted[0])
 
     def open(self, sequence: Sequence, now_s: float) -> None:

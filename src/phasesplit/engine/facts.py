@@ -21,7 +21,7 @@ class EngineFacts:
         tokens: Output tokens computed so far.
         layerwise: Prompts whose KV left layer by layer.
         serialized: Prompts whose KV left in one go.
-        evictions: How often KV had to go for want of memory.
+        evictions: How often KV had to go for lack of memory.
         is_draining: It takes no more requests.
     """
 

@@ -1,6 +1,6 @@
 """The forward pass of a Llama-family model over the paged KV cache, for any mixture of prompt chunks and single tokens.
 
-Every number of a row comes from sums in an order that hangs on nothing but the row's own sequence: a prompt computed
+Every number of a row comes from sums in an order that depends only on the row's own sequence: a prompt computed
 whole or in chunks, alone or among others, on one machine or on two, gives the same bits.
 """
 

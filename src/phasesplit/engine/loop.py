@@ -1,7 +1,7 @@
 """The engine: requests come in, iterations are computed, tokens and KV go out.
 
 Batches are formed by the scheduler's rules, on a ledger of this machine alone. One thread drives it, and no call waits.
-A request's tokens hang on the request alone: not on its neighbours, on where its KV was computed, or on evictions.
+A request's tokens depend on the request alone, not on other requests, on where its KV was computed or on evictions.
 """
 
 import time
@@ -42,7 +42,7 @@ class Engine:
         token_bytes: The text of a token, none for one that is not text; needed where requests bring stop strings.
         clock: Returns the instant.
         threshold_tokens: The shortest prompt that is sent layer by layer.
-        prefix_identity: What KV hangs on besides tokens, such as the model's digest: prompts' KV is kept for prompts
+        prefix_identity: What KV depends on besides tokens, such as the model's digest: prompts' KV is kept for prompts
             that begin alike. None keeps none.
         poison: Fill blocks with a large number when they are freed, so that a late reader is found out.
 

@@ -7,7 +7,7 @@ from phasesplit.engine.batch import Batch
 from phasesplit.engine.iteration import Computes, Logits
 
 _SLEPT_S = 0.001
-"""Time without computing between two iterations from which on the thread has slept, and the later one begins anew."""
+"""After this time without computing the thread has slept, and the next iteration begins anew."""
 _MOST_LATE_S = 0.02
 """What an iteration that ended late may be ahead in the next one."""
 

@@ -33,7 +33,7 @@ class Stages:
         kv_ready_s: Its KV was here, whole, from another machine.
         last_s: Its last token was out, or its KV had left.
         output_tokens: Tokens so far.
-        evictions: How often its KV was lost for want of memory and computed again.
+        evictions: How often its KV was lost for lack of memory and computed again.
     """
 
     key: str

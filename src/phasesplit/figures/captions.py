@@ -30,7 +30,7 @@ def _tail(metric: str, what: str) -> Callable[[Result], str]:
 def _slo(result: Result) -> str:
     known = [] if result.slo is None else [f for f in result.slo.findings if not np.isnan(f.value)]
     if not known:
-        return "There is nothing to hold against limits."
+        return "There is nothing to compare with limits."
     tightest = max(known, key=lambda finding: finding.value / finding.limit.below)
     limit = tightest.limit
     name = f"{readable.metric_name(limit.metric)} p{limit.percentile:g}"

@@ -134,7 +134,7 @@ def _draw_slo(axes: Any, result: Result | None) -> None:
 
 def _slo_line(result: Result | None) -> str:
     if result is None or result.slo is None or not result.slo.findings:
-        return "There is nothing to hold against limits."
+        return "There is nothing to compare with limits."
     broken = sum(not finding.holds for finding in result.slo.findings)
     limits = readable.counted(len(result.slo.findings), "limit")
     return f"All {limits} hold." if not broken else f"{broken} of {limits} broken."

@@ -31,7 +31,7 @@ Key = tuple[str, tuple[int, ...], float, int, tuple[float, ...]]
 class FileJournal:
     """A `planning.drive.Journal` in a file of JSON lines: a header, then one line for each answer.
 
-    The header names what answers hang on: of the problem, everything but the rate, the seeds, the objective and those
+    The header names what answers depend on: of the problem, everything but the rate, the seeds, the objective and those
     budgets that follow from the machines alone; of phasesplit, the sources. A last line that a crash left half-written
     is cut off. One plan at a time may use a file.
 
@@ -127,7 +127,7 @@ class FileJournal:
 
 
 def problem_digest(problem: Problem) -> str:
-    """Return a digest of what answers to questions about a problem hang on; the same in every process."""
+    """Return a digest of what answers to questions about a problem depend on; the same in every process."""
     traffic = problem.traffic
     parts = (
         problem.model,

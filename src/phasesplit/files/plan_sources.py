@@ -1,4 +1,4 @@
-"""The machines of a plan's two best designs by every source of phase times: how far the answer hangs on the source."""
+"""The machines of a plan's two best designs by every source of phase times, since the answer depends on it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -192,7 +192,7 @@ class Desk:
             try:
                 self._records(record(choice))
             except Exception:
-                # The client's answer does not hang on somebody's full disk.
+                # The client's answer does not depend on somebody's full disk.
                 _LOG.exception("the record of %s is lost", choice.name)
 
     def _dequeue(self, choice: Choice) -> None:

@@ -74,7 +74,7 @@ def split_legs(
         choice: Which choice, 0 to `choice_count` - 1; n choices of the first prompt come first.
         prompt_ids: The choice's prompt.
         most_tokens: Most output tokens in all, >= 0.
-        seed: The gateway's seed for this request, 0 to 2**63 - 1; that of an attempt hangs on `emitted` too.
+        seed: The gateway's seed for this request, 0 to 2**63 - 1; that of an attempt depends on `emitted` too.
         emitted: The output so far, fewer than `most_tokens`, where it goes on.
         prompt_transfer: The prompt machine's kv_transfer_params: where the KV goes.
         token_transfer: The token machine's kv_transfer_params: where the KV comes from.

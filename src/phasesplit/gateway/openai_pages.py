@@ -22,7 +22,7 @@ from phasesplit.protocol.errors import error_answer
 Parse = Callable[[bytes, Limits], ClientRequest]
 
 _LONG_BODY_BYTES = 1 << 15
-"""Bodies from which on a request is read beside the event loop, which would stand still for milliseconds."""
+"""Larger bodies are read in a thread, because the event loop would stand still for milliseconds."""
 
 
 class Generation:

@@ -75,7 +75,7 @@ def descriptors() -> Finding:
 
 
 def clock(root: Path = _ROOT) -> Finding:
-    """Return how late a process wakes up: what a replay's instants and all times measured hang on."""
+    """Return how late a process wakes up: a replay's instants and all times measured depend on it."""
     late_s = []
     for _ in range(_NAPS):
         began_s = time.perf_counter()

@@ -18,7 +18,7 @@ _APART = 3.0
 _LEAST_APART_S = 0.2
 _USUAL = 0.25
 _FEWEST_GAPS = 3
-"""Output tokens from which on there is a gap besides the first one."""
+"""Fewest output tokens of a request that has a gap besides the first one."""
 
 
 def idle_trace(times: PhaseTimes, longest_tokens: int) -> Trace:

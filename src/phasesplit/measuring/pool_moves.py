@@ -14,7 +14,7 @@ def pool_moves(decisions: Iterable[Mapping[str, Any]], first: int = 0) -> dict[s
 
     Args:
         decisions: The lines of a decision log from its first on, as JSON has them.
-        first: Line from which on moves count.
+        first: The first line whose moves count.
     """
     counts = dict.fromkeys(KINDS, 0)
     places: dict[int, tuple[int, int]] = {}

@@ -126,7 +126,7 @@ def drive(
             go_on(key, first=True)
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            # In the order of asking, so that what is heard when does not hang on a set's order.
+            # In the order of asking, so that the order of answers does not depend on a set's order.
             for future in [one for one in waiting if one in done]:
                 question = waiting.pop(future)
                 answer = future.result()

@@ -48,7 +48,7 @@ STEADY = (Rung.PUBLISHED, DEFAULT)
 
 
 LOOSER = 1.05
-"""Factor on all limits, to see whether a capacity hangs on little: past some rate latencies hardly grow any more."""
+"""Factor on all limits, to see whether a capacity is sensitive to them: past some rate latencies hardly grow."""
 
 _TOGETHER = 24
 

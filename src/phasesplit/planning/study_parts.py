@@ -40,11 +40,11 @@ from phasesplit.planning.study_rows import (
     change_text,
     computed_row,
     divided_row,
-    hanging,
     quotients,
     rate_row,
     ratio_row,
     reasons_of,
+    sensitive,
     taken_of,
     to_default,
 )
@@ -202,7 +202,7 @@ def _foreign(found: Findings) -> Iterable[Row]:
                 beside_prose(ratios[Rung.PUBLISHED] - 1, published),
                 to_default(ratios),
                 bursty(ratios),
-                hanging(found, change_text, case, own),
+                sensitive(found, change_text, case, own),
             ),
             ladder=ratios,
         )

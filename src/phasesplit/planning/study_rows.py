@@ -60,7 +60,7 @@ def rate_row(found: Findings, case: Case, published: Figure = NOTHING, *, compar
             beside if compared else "",
             to_default(ladder),
             bursty(ladder),
-            hanging(found, _rate, case),
+            sensitive(found, _rate, case),
         ),
         ladder=ladder,
     )
@@ -77,7 +77,7 @@ def ratio_row(found: Findings, case: Case, base: Case, published: Figure = NOTHI
             beside_paper(published, ratios[Rung.PUBLISHED]),
             to_default(ratios),
             bursty(ratios),
-            hanging(found, _ratio, case, base),
+            sensitive(found, _ratio, case, base),
         ),
         ladder=ratios,
     )
@@ -145,8 +145,8 @@ def beside_prose(share: float, published: Figure) -> str:
     return f"published setting {signed(share)} where the paper has {published.text}" if published.tag else ""
 
 
-def hanging(found: Findings, shown: Callable[[float], str], *cases: Case) -> str:
-    """Return what slightly looser limits would give, where a capacity of the cases hangs on little.
+def sensitive(found: Findings, shown: Callable[[float], str], *cases: Case) -> str:
+    """Return what slightly looser limits would give, where a capacity of the cases is sensitive to them.
 
     Past some rate latencies may hardly grow with load; near a limit the rate that is held then says little.
 
@@ -160,7 +160,7 @@ def hanging(found: Findings, shown: Callable[[float], str], *cases: Case) -> str
     looser = [{rung: found.loose[case, rung] for rung in REPORTED} for case in cases]
     figures = looser[0] if len(cases) == 1 else quotients(looser[0], looser[1])
     texts = ", ".join(shown(figures[rung]) for rung in REPORTED)
-    return f"hangs on little: with limits {100 * (LOOSER - 1):.0f} % looser the three are {texts}"
+    return f"is sensitive: with limits {100 * (LOOSER - 1):.0f} % looser the three are {texts}"
 
 
 def _hangs(found: Findings, case: Case) -> bool:

@@ -111,7 +111,7 @@ def kv_arrived(ledger: Ledger, slot: int, now_s: float) -> None:
 def form_batch(ledger: Ledger, now_s: float) -> int:
     """Form the next batch by the rule in the settings; return how many lanes run.
 
-    Requests that had to go for want of memory are then in the list of waiting prompts and hold no blocks.
+    Requests that had to go for lack of memory are then in the list of waiting prompts and hold no blocks.
 
     Mutates: lanes, lists, requests, machines, counters, keys, trees.
     """

@@ -23,7 +23,7 @@ class Figures:
         prompt_tokens: Prompt tokens so far, however they came.
         fetched_tokens: Those whose KV came from another machine.
         steps: Iterations so far.
-        preemptions: How often KV had to go for want of memory.
+        preemptions: How often KV had to go for lack of memory.
     """
 
     blocks: int = 0

@@ -1,7 +1,7 @@
 """The kernels in plain NumPy, an operation at a time: what the compiled ones equal bit for bit.
 
 They run where compiling is turned off, and are the oracle in tests. Every float32 operation here is one that IEEE 754
-defines to the last bit, so equality does not hang on the processor.
+defines to the last bit, so equality does not depend on the processor.
 """
 
 import math
