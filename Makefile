@@ -46,7 +46,7 @@ test: $(STAMP) ## run the tests
 	@pytest
 
 test-extras: $(EXTRAS_STAMP) ## run the tests of the extras against the real packages
-	@$(EXTRAS_VENV)/bin/pytest tests/workers tests/files/test_operator_tables.py tests/files/test_time_sources.py \
+	@$(EXTRAS_VENV)/bin/pytest tests/pool tests/files/test_operator_tables.py tests/files/test_time_sources.py \
 		tests/engine/test_against_llamacpp.py tests/gateway/test_tracing.py
 
 $(CLIENTS_STAMP):

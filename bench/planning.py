@@ -25,7 +25,7 @@ from phasesplit.planning.probe import Prober, Question
 from phasesplit.planning.problem import AS_ASKED, Offer, Problem
 from phasesplit.planning.search import Hunt
 from phasesplit.planning.traffic import Traffic
-from phasesplit.workers import open_workers
+from phasesplit.pool import open_pool
 from speed import about_machine
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +54,7 @@ def one_search() -> None:
     print(f"\ncheapest of {MOST} x {MOST} pool sizes, bloom-176b on dgx-h100, elastic, {len(trace):,} requests")
     prober = Prober(problem)
     prober(Question(splits, (MOST, MOST), rate, 0))  # compiles, where nothing is compiled yet
-    with open_workers(prober) as workers:
+    with open_pool(prober) as workers:
         began = time.perf_counter()
         hunt = Hunt(
             problem=problem,

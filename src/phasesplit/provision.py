@@ -26,8 +26,7 @@ from phasesplit.planning.plan import Plan, Step
 from phasesplit.planning.planner import Planner
 from phasesplit.planning.probe import Prober, Question
 from phasesplit.planning.problem import Problem
-from phasesplit.workers import open_workers
-from phasesplit.workers.here import InThisProcess
+from phasesplit.pool import InThisProcess, open_pool
 
 OnStep = Callable[[Step], None]
 OnAhead = Callable[[Ahead], None]
@@ -140,7 +139,7 @@ def spend_days(
         made.day_notes = list(ahead.notes)
         if on_ahead is not None:
             on_ahead(ahead)
-        with open_workers(partial(spend, made.problem), count=workers, ray_address=ray_address) as crew:
+        with open_pool(partial(spend, made.problem), count=workers, ray_address=ray_address) as crew:
             left = list(enumerate(ahead.questions))
             running: dict[Future[Day], int] = {}
             while left or running:
@@ -168,7 +167,7 @@ def _workers(problem: Problem, count: int | None, ray_address: str | None) -> It
         first = designs_of(problem)[0]
         counts = Floors(problem).least(first, 1.0)
         prober(Question(first, counts, 1.0, problem.seeds[0]))
-    with open_workers(prober, count=count, ray_address=ray_address) as crew:
+    with open_pool(prober, count=count, ray_address=ray_address) as crew:
         yield crew
 
 

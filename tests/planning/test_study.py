@@ -45,8 +45,8 @@ from phasesplit.planning.study import (
     taken,
 )
 from phasesplit.planning.study_parts import parts
+from phasesplit.pool import InThisProcess
 from phasesplit.scheduling.rules import Rules
-from phasesplit.workers.here import InThisProcess
 from planning.studies import LESS_AT_EACH_RUNG, PER_MACHINE_PER_S, MadeUp, made_up_findings
 
 

@@ -219,7 +219,7 @@ def plan(
     if workers is not None and workers < 1:
         raise SpecError.bad("--workers", workers, "1 or more")
     if ray is not None:
-        from phasesplit.workers.on_ray import check_address
+        from phasesplit.pool.ray_pool import check_address
 
         check_address(ray, "--ray")
     outputs = checked_plan_outputs([file, source, profile], write=write, html=html, figure=figure, resume=resume)
@@ -258,8 +258,8 @@ def _made(
     from phasesplit.cli.plan_days import DayProgress
     from phasesplit.cli.plan_progress import PlanProgress
     from phasesplit.cli.plan_view import opening_line
+    from phasesplit.pool.cores import usable_cores
     from phasesplit.provision import make_plan, spend_days
-    from phasesplit.workers.cores import usable_cores
 
     for note in asked.notes:
         typer.echo(f"phasesplit: {note}", err=True)

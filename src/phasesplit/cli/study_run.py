@@ -26,7 +26,7 @@ def run_study(quick: bool, workers: int | None) -> "Findings":
         quick: Fewer and shorter ones.
         workers: Processes that simulate; None: one for each core.
     """
-    from phasesplit.workers.cores import usable_cores
+    from phasesplit.pool.cores import usable_cores
 
     many = workers or usable_cores()
     expected_s = (_QUICK_WORK_S if quick else _FULL_WORK_S) / many
@@ -39,14 +39,14 @@ def run_study(quick: bool, workers: int | None) -> "Findings":
     from phasesplit.files.reproduction import load_stock
     from phasesplit.planning.reproduction import PAPER_OPTIMUM_CASE, reproduce
     from phasesplit.planning.study import Bench, one_question
-    from phasesplit.workers import open_workers
+    from phasesplit.pool import open_pool
 
     seeds, duration_s = _QUICK if quick else _FULL
     bench = Bench(load_stock(), duration_s, seeds)
     if not _jit.CACHE_IS_WARM:
         typer.echo(COMPILING, err=True)
         bench(one_question(bench, PAPER_OPTIMUM_CASE))  # compiled here once, not by every worker
-    with open_workers(bench, count=workers) as crew:
+    with open_pool(bench, count=workers) as crew:
         return reproduce(bench, crew, _progress(), thorough=not quick)
 
 

@@ -35,7 +35,7 @@ def processor() -> Finding:
 def cores() -> Finding:
     """Return how many cores this process may use, against the workers of the default cluster."""
     from phasesplit.files.serve_files import ServedCluster
-    from phasesplit.workers.cores import usable_cores
+    from phasesplit.pool.cores import usable_cores
 
     usable, there = usable_cores(), os.cpu_count() or 1
     workers = sum(ServedCluster().pools.values())

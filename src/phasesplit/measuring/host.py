@@ -34,7 +34,7 @@ def host_facts(name: str | None = None, *, threads: int | None = 1, root: Path =
         root: What stands in for the root of the file system, in tests.
     """
     from phasesplit.files.profile_schema import MachineFacts
-    from phasesplit.workers.cores import usable_cores
+    from phasesplit.pool.cores import usable_cores
 
     processor, flags = _processor(root / "proc/cpuinfo")
     return MachineFacts(

@@ -1,6 +1,6 @@
 """How soon workers answer, what a question costs beside its answer, and what a second core is worth.
 
-Run with `python bench/workers.py`; with `ray` on the command line, on a local Ray cluster as well. The machine should
+Run with `python bench/pool.py`; with `ray` on the command line, on a local Ray cluster as well. The machine should
 be idle: the ways to start processes differ by less than what another busy program takes from them.
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 from phasesplit.domain.arrival_text import parse_arrivals
 from phasesplit.files.catalog import build_cluster
 from phasesplit.files.workloads import load_workload
+from phasesplit.pool import open_pool
 from phasesplit.scheduling.rules import Rules
 from phasesplit.simulation.result import Result
 from phasesplit.simulation.run import simulate
-from phasesplit.workers import open_workers
 
 SIMULATIONS = 40
 SECONDS = 300
@@ -46,12 +46,12 @@ def main() -> None:
     forkserver_s = first_answers(multiprocessing_pool(answer, "forkserver"))  # once: it stays for the next pool
     print(f"  multiprocessing, forkserver {forkserver_s:5.2f} s")
     print(f"  multiprocessing, spawn      {best(lambda: first_answers(multiprocessing_pool(answer, 'spawn'))):5.2f} s")
-    print(f"  open_workers                {best(lambda: first_answers(open_workers(answer, count=2))):5.2f} s")
+    print(f"  open_pool                {best(lambda: first_answers(open_pool(answer, count=2))):5.2f} s")
 
-    report("two processes", partial(open_workers, count=2), answer, simulated_s)
+    report("two processes", partial(open_pool, count=2), answer, simulated_s)
     if "ray" in sys.argv[1:]:
-        print(f"\nRay, local: {best(lambda: first_answers(open_workers(answer, count=2, ray_address='local'))):.2f} s")
-        report("two Ray workers", partial(open_workers, count=2, ray_address="local"), answer, simulated_s)
+        print(f"\nRay, local: {best(lambda: first_answers(open_pool(answer, count=2, ray_address='local'))):.2f} s")
+        report("two Ray workers", partial(open_pool, count=2, ray_address="local"), answer, simulated_s)
 
 
 def report(name: str, open_them: Callable[..., Any], answer: Callable[[Rules], Result], alone_s: float) -> None:

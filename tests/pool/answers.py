@@ -80,3 +80,15 @@ class Counted:
         time.sleep(0.01)
         self.seen.append(question)
         return len(self.seen)
+
+
+@dataclass
+class Logged:
+    """Sleeps, and leaves a file named by the seconds once it has."""
+
+    folder: Path
+
+    def __call__(self, seconds: float) -> float:
+        time.sleep(seconds)
+        (self.folder / str(seconds)).touch()
+        return seconds

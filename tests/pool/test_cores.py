@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phasesplit.workers.cores import usable_cores
+from phasesplit.pool.cores import usable_cores
 
 ALLOWED = len(os.sched_getaffinity(0))
 

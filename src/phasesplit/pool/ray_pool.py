@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: one actor for each CPU, so that what an answer caches stays with its actor."""
+"""A pool on a Ray cluster: a task for each question. What an answer caches stays with Ray's process."""
 
 import contextlib
 import os
@@ -7,22 +7,24 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import cache
 from tempfile import TemporaryDirectory
+from threading import Lock
+from types import TracebackType
 from typing import Any
 
 from phasesplit._version import __version__
 from phasesplit.errors import SpecError, WorkerLostError
-from phasesplit.workers.cores import usable_cores
-from phasesplit.workers.crew import Crew
-from phasesplit.workers.desk import Desk
+from phasesplit.pool.cores import usable_cores
+from phasesplit.pool.packing import outcome, packed, unpacked_answer, unpacked_outcome
 
 _FIELD = "address of the Ray cluster"
 _LONGEST_CONNECT_S = 5.0
 _LONGEST_RELEASE_S = 2.0
 _LIVES = 3
-"""A worker whose node is lost begins again elsewhere, and is asked the same question, so often less one."""
+"""A question whose process or node is lost is asked again elsewhere, so often less one."""
 
 _LOCAL_STORE_BYTES = 128 << 20
 # Ray reads its settings from the environment, some when it is imported. A user's own values are kept.
@@ -36,92 +38,116 @@ _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's ports are o
 _SET_BY_RAY = "RAY_AUTH_MODE"  # when it starts a cluster, for good
 
 
-class RemoteDesk:
-    """A desk on a node of the cluster."""
-
-    def __init__(self) -> None:
-        self._desk: Desk | None = None
-
-    def version(self) -> str:
-        """Return the node's version of phasesplit."""
-        return __version__
-
-    def reply(self, held: list[Any], packed_question: bytes) -> bytes:
-        """Return the packed outcome, as `Desk.reply` does.
-
-        Args:
-            held: Ray's reference to the pickled callable that answers a question, in a list so that Ray fetches it only
-                when it is asked for: with the first question after each start.
-            packed_question: The pickled question.
-        """
-        if self._desk is None:
-            import ray
-
-            self._desk = Desk(ray.get(held[0]))
-        return self._desk.reply(packed_question)
+_answers: dict[str, Callable[[Any], Any]] = {}
+"""In a process of the cluster: the latest answer, by Ray's name for its bytes."""
 
 
-class RaySeat:
-    """The way to one actor; the cluster starts it from construction on.
+def _reply(held: list[Any], version: str, packed_question: bytes) -> bytes:
+    """Answer a question in a process of the cluster, and return the packed outcome.
+
+    Args:
+        held: Ray's reference to the pickled callable that answers a question, in a list so that Ray fetches it only
+            when it is asked for: with the first question of each process.
+        version: Of phasesplit, where it is asked.
+        packed_question: The pickled question.
+    """
+    if version != __version__:
+        refusal = f"Ray: a node of the cluster has phasesplit {__version__}, this process has {version}"
+        return packed((False, SpecError(refusal)))
+    name = held[0].hex()
+    if name not in _answers:
+        import ray
+
+        _answers.clear()
+        _answers[name] = unpacked_answer(ray.get(held[0]))
+    return outcome(_answers[name], packed_question)
+
+
+class RayPool:
+    """Tasks on a Ray cluster, each with one question; when one is lost all are ended.
 
     Args:
         ray: The module, connected to a cluster.
-        packed_answer: Ray's reference to the pickled callable that answers a question.
+        packed_answer: The pickled callable that answers a question.
+        width: How many tasks at once, 1 or more.
     """
 
-    def __init__(self, ray: Any, packed_answer: Any) -> None:
+    def __init__(self, ray: Any, packed_answer: bytes, width: int) -> None:
+        self.width = width
         self._ray = ray
-        self._packed_answer = packed_answer
-        self._actor = ray.remote(RemoteDesk).options(num_cpus=1, max_restarts=_LIVES - 1).remote()
+        self._packed_answer = ray.put(packed_answer)
+        self._task = ray.remote(_reply).options(num_cpus=1, max_retries=_LIVES - 1)
+        self._asked: set[Any] = set()
+        self._over: BaseException | None = None
+        self._lock = Lock()
+        self._threads = ThreadPoolExecutor(width)
 
-    def begin(self) -> None:
-        """Wait until the actor runs.
-
-        Raises:
-            SpecError: phasesplit is not there, or in another version.
-        """
-        try:
-            version = self._ray.get(self._actor.version.remote())
-        except self._ray.exceptions.RayError as problem:
-            raise SpecError(
-                f"Ray: a worker could not start ({_lines(problem)[-1]}); "
-                f"phasesplit {__version__} must be installed on every node of the cluster"
-            ) from problem
-        if version != __version__:
-            raise SpecError(f"Ray: a node of the cluster has phasesplit {version}, this process has {__version__}")
-
-    def ask(self, packed_question: bytes) -> bytes:
-        """Return what the actor replies.
+    def submit(self, question: Any) -> Future[Any]:
+        """Ask a question; what the answer raises is raised again by the future's `result()`.
 
         Args:
-            packed_question: The pickled question.
-
-        Raises:
-            WorkerLostError: The actor was lost, and lost again where it was started anew.
+            question: What the answer takes; it must be possible to pickle it.
         """
-        lives_left = _LIVES
-        while True:
-            lives_left -= 1
-            try:
-                reply: bytes = self._ray.get(self._actor.reply.remote([self._packed_answer], packed_question))
-                return reply
-            except self._ray.exceptions.RayError as problem:
-                if lives_left == 0 or not isinstance(problem, self._ray.exceptions.ActorUnavailableError):
-                    raise WorkerLostError(f"a worker on the Ray cluster was lost ({_lines(problem)[0]})") from problem
+        try:
+            return self._threads.submit(self._ask, packed(question))
+        except Exception as problem:
+            future: Future[Any] = Future()
+            future.set_exception(self._over or problem)
+            return future
 
-    def end(self) -> None:
-        """End the actor for good."""
-        self._ray.kill(self._actor)
+    def __enter__(self) -> "RayPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(CancelledError("the workers were closed"))
+        self._threads.shutdown(wait=True)
+
+    def _ask(self, packed_question: bytes) -> Any:
+        """Wait for the answer to one question, in a thread of its own."""
+        with self._lock:
+            if self._over is not None:
+                raise self._over
+            task = self._task.remote([self._packed_answer], __version__, packed_question)
+            self._asked.add(task)
+        try:
+            reply = self._ray.get(task)
+        except self._ray.exceptions.RayTaskError as problem:  # our task raises nothing: it could not be loaded
+            raise self._end(
+                SpecError(
+                    f"Ray: a worker could not start ({_lines(problem)[-1]}); "
+                    f"phasesplit {__version__} must be installed on every node of the cluster"
+                )
+            ) from problem
+        except self._ray.exceptions.RayError as problem:
+            lost = WorkerLostError(f"a worker on the Ray cluster was lost ({_lines(problem)[0]})")
+            raise self._end(lost) from problem
+        finally:
+            with self._lock:
+                self._asked.discard(task)
+        return unpacked_outcome(reply)
+
+    def _end(self, reason: BaseException) -> BaseException:
+        """End all tasks, let what is still asked fail, and return why: `reason`, unless there was one before."""
+        with self._lock:
+            if self._over is not None:
+                return self._over
+            self._over = reason
+            asked = list(self._asked)
+        for task in asked:
+            self._ray.cancel(task, force=True)
+        return reason
 
 
 @contextlib.contextmanager
-def ray_workers(packed_answer: bytes, address: str, count: int | None) -> Iterator[Crew]:
-    """Yield workers on a Ray cluster; a connection, and a local cluster, that began here ends here.
+def open_ray(packed_answer: bytes, address: str, count: int | None) -> Iterator[RayPool]:
+    """Yield a pool on a Ray cluster; a connection, and a local cluster, that began here ends here.
 
     Args:
         packed_answer: The pickled callable that answers a question.
         address: HOST:PORT, "auto" for the cluster that runs on this machine, or "local" to start one.
-        count: How many at most; by default one for each free CPU.
+        count: How many tasks at once at most; by default one for each free CPU.
 
     Raises:
         SpecError: Ray is not installed, or the cluster cannot be reached or has no free CPU.
@@ -130,9 +156,8 @@ def ray_workers(packed_answer: bytes, address: str, count: int | None) -> Iterat
         width = _free_cpus(ray, count)
         if width < 1:
             raise SpecError(f"{_FIELD}: the cluster at {address!r} has no free CPU")
-        packed = ray.put(packed_answer)
-        with Crew([RaySeat(ray, packed) for _ in range(width)]) as crew:
-            yield crew
+        with RayPool(ray, packed_answer, width) as pool:
+            yield pool
 
 
 def _free_cpus(ray: Any, most: int | None) -> int:
