@@ -138,7 +138,7 @@ def gateway_process(port: int, machines: list[str], core: int) -> None:
         while not server.started:
             await asyncio.sleep(0.01)
         for url in machines:
-            await gateway.fleet.join(url)
+            await gateway.workers.join(url)
         await serving
 
     if importlib.util.find_spec("uvloop"):

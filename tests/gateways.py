@@ -157,7 +157,7 @@ class Rig:
     async def join(self, name: str, home: str, **changed: Any) -> FakeWorker:
         """Let a machine join."""
         worker = self.worker(name, **changed)
-        await self.gateway.fleet.join(f"http://{name}", worker.snapshot(home=home))
+        await self.gateway.workers.join(f"http://{name}", worker.snapshot(home=home))
         return worker
 
     async def __aenter__(self) -> "Rig":

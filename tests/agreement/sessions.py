@@ -4,13 +4,13 @@ from collections import Counter
 from random import Random
 
 from phasesplit.errors import RequestError
-from phasesplit.gateway.breaker import BreakerRule
 from phasesplit.gateway.decisions import Sink
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.estimates import Backlog
 from phasesplit.gateway.leases import Reason
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.verdicts import Lost, Move, NoCapacity, Pair, TooLong
+from phasesplit.gateway.registry import BreakerRule, Move
+from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
 from phasesplit.scheduling.pools import POOL_NAMES
 from phasesplit.scheduling.rules import Placement, Rules
 

@@ -285,7 +285,7 @@ def test_younger_requests_do_not_ask_before_the_oldest_has_a_pair() -> None:
         async with Rig() as rig:
             calls = await queue_of(rig, ["a", "bb", "ccc"])
             asked = rig.gateway.dispatcher.counts["no_capacity"]
-            rig.gateway.desk.look_at_the_queue()
+            rig.gateway.desk.retry_queued()
             assert rig.gateway.dispatcher.counts["no_capacity"] == asked + 1
             for call in calls:
                 call.leave()

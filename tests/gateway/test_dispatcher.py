@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from phasesplit.errors import GatewayError, RequestError, SpecError
-from phasesplit.gateway.breaker import BreakerRule
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.estimates import Backlog
 from phasesplit.gateway.leases import Reason
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.verdicts import Lost, MachineView, Move, NoCapacity, Pair, TooLong
+from phasesplit.gateway.registry import BreakerRule, MachineView, Move
+from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
 from phasesplit.scheduling.rules import Rules
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from phasesplit.errors import SpecError
 from phasesplit.files.places import fields_of
-from phasesplit.gateway.breaker import BreakerRule
 from phasesplit.gateway.estimates import Backlog
 from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.registry import BreakerRule
 from phasesplit.serving.front import bounds_from
 from phasesplit.serving.naming import model_name
 from phasesplit.serving.ready import Ready

@@ -84,14 +84,14 @@ class AdminPages:
         """Show all machines and the moves between pools."""
         self._demand_admin(request)
         dispatcher, now_s = self._gateway.dispatcher, self._gateway.clock.now_s()
-        machines = {machine.name: machine for machine in self._gateway.fleet.machines()}
+        called = {machine.name: machine for machine in dispatcher.registry.connected()}
         return JsonAnswer(200, {
             "machines": [
                 view._asdict()
                 | {
                     "silent_s": round(now_s - view.heard_s, 3),
-                    "url": machines[view.name].url if view.name in machines else None,
-                    "facts": dict(machines[view.name].facts) if view.name in machines else None,
+                    "url": called[view.name].url if view.name in called else None,
+                    "facts": dict(called[view.name].facts) if view.name in called else None,
                 }
                 for view in dispatcher.pools(now_s)
             ],
@@ -121,7 +121,7 @@ class AdminPages:
         elif request.client is None or not is_loopback(request.client.host):
             raise RequestError("machines of other hosts need a join key, and this gateway has none", status=403)
         announced = await self._object(request)
-        machine = await self._gateway.fleet.join(typed_field(announced, "url", str), announced.get("facts"))
+        machine = await self._gateway.workers.join(typed_field(announced, "url", str), announced.get("facts"))
         return JsonAnswer(200, {"name": machine.name, "epoch": machine.facts["epoch"]})
 
     def _demand_admin(self, request: Request) -> None:

@@ -329,7 +329,7 @@ class Choice:
     def _can_resume(self) -> bool:
         # Pieces of a stream that have not been sent are dropped with their attempt, see `claim`.
         has_output = bool(self.output.ids) and (self.progress.sent or not self._streams)
-        return has_output and self.order.can_resume(tells_output=self._desk.fleet.resumes)
+        return has_output and self.order.can_resume(tells_output=self._desk.workers.resumes)
 
     def _piece(self) -> None:
         piece = self.output.piece()

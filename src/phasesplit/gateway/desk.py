@@ -11,8 +11,8 @@ from phasesplit.gateway.attempt import Attempt
 from phasesplit.gateway.choice import Choice, run
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.codec import Codec
+from phasesplit.gateway.connections import WorkerConnections
 from phasesplit.gateway.dispatcher import Dispatcher
-from phasesplit.gateway.fleet import Fleet
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.meters import Meters
 from phasesplit.gateway.states import Event
@@ -34,7 +34,7 @@ class Desk:
 
     Attributes:
         dispatcher: Chooses machines, and books what they hold.
-        fleet: The machines.
+        workers: The machines.
         codec: The model's.
         clock: The gateway's.
         limits: The gateway's.
@@ -47,7 +47,7 @@ class Desk:
         self,
         *,
         dispatcher: Dispatcher,
-        fleet: Fleet,
+        workers: WorkerConnections,
         codec: Codec,
         clock: Clock,
         limits: Limits,
@@ -55,11 +55,11 @@ class Desk:
         records: Callable[[Record], object] | None = None,
         log_ended: Callable[[], str] = str,
     ) -> None:
-        """Make an empty desk, and let the fleet report to it.
+        """Make an empty desk, and let the machines report to it.
 
         Args:
             dispatcher: See the attributes.
-            fleet: See the attributes.
+            workers: See the attributes.
             codec: See the attributes.
             clock: See the attributes.
             limits: See the attributes.
@@ -67,7 +67,7 @@ class Desk:
             records: Called with one JSON object for each choice that has ended.
             log_ended: See the attributes.
         """
-        self.dispatcher, self.fleet, self.codec = dispatcher, fleet, codec
+        self.dispatcher, self.workers, self.codec = dispatcher, workers, codec
         self.clock, self.limits, self.meters = clock, limits, meters
         self.log_ended = log_ended
         self.last_token_s: dict[str, float] = {}
@@ -79,7 +79,7 @@ class Desk:
         self._begun = 0
         self._stories = Stories()
         self._orders: set[asyncio.Task[None]] = set()
-        fleet.report_to(self)
+        workers.report_to(self)
 
     @property
     def live(self) -> tuple[Choice, ...]:
@@ -134,7 +134,7 @@ class Desk:
         insort(self._queue, choice, key=_arrival)
         return True
 
-    def look_at_the_queue(self) -> None:
+    def retry_queued(self) -> None:
         """Let those that wait for machines ask again, oldest first, until one finds none."""
         while self._queue:
             oldest = self._queue[0]
@@ -142,7 +142,7 @@ class Desk:
             if self._queue and self._queue[0] is oldest:
                 return  # those behind it would only be placed before it
 
-    def look_for_stalls(self) -> None:
+    def check_stalls(self) -> None:
         """Give up the attempts whose machines live, but have told nothing for too long."""
         patience_s = self.patience_s
         for choice in self.live:
@@ -158,10 +158,10 @@ class Desk:
         for name in (pair.prompt, pair.token):
             self._on_machine.setdefault(name, set()).add(choice.key)
         attempt = Attempt(choice, pair)
-        prompt_worker, token_worker = self.fleet.worker(pair.prompt), self.fleet.worker(pair.token)
+        prompt_worker, token_worker = self.workers.client(pair.prompt), self.workers.client(pair.token)
         if prompt_worker is None or token_worker is None:
             return {"token": run(attempt.gone(), choice, number)}
-        prompt, token = attempt.bodies(self.fleet.address(pair.token))
+        prompt, token = attempt.bodies(self.workers.address(pair.token))
         legs = {}
         if prompt is not None:
             legs["prompt"] = run(attempt.prompt_leg(prompt_worker, prompt), choice, number)
@@ -171,7 +171,7 @@ class Desk:
 
     def abort(self, machine: str, key: str, why: str) -> None:
         """Let a machine drop what it keeps for an attempt; nobody waits for its answer."""
-        task = asyncio.get_running_loop().create_task(self.fleet.abort(machine, key, why))
+        task = asyncio.get_running_loop().create_task(self.workers.abort(machine, key, why))
         self._orders.add(task)
         task.add_done_callback(self._orders.discard)
 
@@ -219,7 +219,7 @@ class Desk:
         keys = self._on_machine.get(machine, ())
         return {key for key in keys if self._by_key[key][0].has_open_leg(machine)}
 
-    def hear(self, machine: str, report: Mapping[str, Any]) -> None:
+    def on_event(self, machine: str, report: Mapping[str, Any]) -> None:
         """Take a machine's report about one attempt."""
         for name, tell in (("prompt_started", Choice.prompt_started), ("kv_ready", Choice.kv_ready)):
             if name in report:

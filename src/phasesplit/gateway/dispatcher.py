@@ -1,8 +1,8 @@
 """The dispatcher: which pair of machines each request gets, and what is booked for it when.
 
-Three books change together: the scheduling ledger, through calls that are recorded (`decisions`); the leases of KV
-blocks (`leases`); and the machines (`roster`). What of it is a request's own is in `booking`; here is who may come, and
-what follows from what happens. It opens no sockets and reads no clock.
+Three books change together, at one instant: the scheduling ledger, through calls that are recorded (`decisions`); the
+leases of KV blocks (`leases`); and the machines (`registry`). A `Reservation` is what one attempt of a request has in
+them. Nothing here opens a socket or reads a clock.
 
 A request is known by a *key*, which names the attempt too: a call about a key that has ended, or was given up, changes
 nothing. All instants are seconds on the gateway's clock.
@@ -12,25 +12,59 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from phasesplit.domain.kv import blocks_for
 from phasesplit.errors import GatewayError, RequestError
-from phasesplit.gateway.booking import Booking, Bookings
-from phasesplit.gateway.breaker import BreakerRule
-from phasesplit.gateway.decisions import Decisions, Sink
+from phasesplit.gateway.decisions import Decisions, Placed, Sink
 from phasesplit.gateway.estimates import SOON_S, Backlog, OutputLength
-from phasesplit.gateway.leases import Reason
+from phasesplit.gateway.leases import Leases, Purpose, Reason
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.roster import Roster, check_home
-from phasesplit.gateway.verdicts import Lost, MachineView, Move, NoCapacity, Pair, TooLong
+from phasesplit.gateway.registry import BreakerRule, Machine, MachineView, Move, WorkerRegistry, check_home
+from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
 from phasesplit.scheduling.rules import Rules
 
 _MOST_TOKENS = (1 << 30) - 1
+
+
+class Reservation:
+    """What is reserved for one attempt of a request: its slot in the ledger, and its leases.
+
+    Attributes:
+        key: Its name.
+        slot: Its slot in the ledger.
+        prompt: The machine of its prompt phase.
+        token: The machine of its token phase.
+        computing: Prompt tokens that wait or run; 0 from the first token on.
+        started: Its prompt phase has begun to run.
+        landed: All its KV is on the token machine.
+        prompt_lease: Number of its lease on the prompt machine; 0 where that is the token machine, or once it ended.
+        token_lease: Number of its lease on the token machine; 0 once it ended.
+    """
+
+    __slots__ = ("computing", "key", "landed", "prompt", "prompt_lease", "slot", "started", "token", "token_lease")
+
+    def __init__(self, key: str, slot: int, prompt: Machine, token: Machine, prompt_tokens: int) -> None:
+        self.key = key
+        self.slot = slot
+        self.prompt = prompt
+        self.token = token
+        self.computing = prompt_tokens
+        self.started = False
+        self.landed = False
+        self.prompt_lease = 0
+        self.token_lease = 0
+
+    def needs(self, machine: Machine) -> bool:
+        """Return whether it cannot go on without a machine."""
+        return self.token is machine or (self.prompt is machine and self.prompt_lease > 0)
 
 
 class Dispatcher:
     """Machines, requests, and the pairs between them.
 
     Attributes:
+        registry: The machines.
         leases: Who holds KV blocks where.
+        pending_prompt_tokens: Tokens of prompts that wait or run.
         counts: Requests `placed`, of them with `same_machine` for both phases, tried again (`retried`), and while the
             cluster was `degraded`; those answered `too_long` and `no_capacity`.
     """
@@ -65,10 +99,11 @@ class Dispatcher:
         self._lease_s = (limits or Limits()).lease_s
         self._backlog = backlog or Backlog()
         self._decisions = Decisions(rules, most_machines, sink=sink)
-        self._roster = Roster(self._decisions, most_machines, breaker or BreakerRule(), on_move)
+        self.registry = WorkerRegistry(self._decisions, most_machines, breaker or BreakerRule(), on_move)
         self._lengths = OutputLength()
-        self._bookings = Bookings(self._decisions, self._roster, block_tokens=rules.block_tokens, lease_s=self._lease_s)
-        self.leases = self._bookings.leases
+        self.leases = Leases()
+        self.pending_prompt_tokens = 0
+        self._reservations: dict[str, Reservation] = {}
 
     def join(
         self,
@@ -95,33 +130,33 @@ class Dispatcher:
         check_home(home)
         if capacity_blocks < 1:
             raise RequestError(f"machine {name}: {capacity_blocks} KV blocks hold nothing", param="capacity_blocks")
-        member = self._roster.members.admitted(name, epoch)
+        machine = self.registry.admit(name, epoch)
         lost = self.lost(name, now_s)
-        self._roster.begin(member, epoch, home, capacity_blocks, facts or {}, now_s)
+        self.registry.begin(machine, epoch, home, capacity_blocks, facts or {}, now_s)
         return lost
 
     def lost(self, name: str, now_s: float) -> tuple[Lost, ...]:
         """Take out a machine that is gone, and return the requests that it was still needed for."""
-        member = self._roster.members.get(name)
-        if member is None or member.off:
+        machine = self.registry.get(name)
+        if machine is None or machine.off:
             return ()
-        member.off = True
-        lost = self._bookings.lose(member, now_s)
-        self._roster.switch_off(member)
+        machine.off = True
+        lost = self._lose(machine, now_s)
+        self.registry.switch_off(machine)
         return lost
 
     def drain(self, name: str, now_s: float) -> None:
         """Let a machine finish what it has and take nothing new; raises a RequestError where there is none (404)."""
-        self._roster.drain(name, now_s, drained=True)
+        self.registry.drain(name, now_s, drained=True)
 
     def undrain(self, name: str, now_s: float) -> None:
         """Let a machine serve again that was to drain; raises as `drain`."""
-        self._roster.drain(name, now_s, drained=False)
+        self.registry.drain(name, now_s, drained=False)
 
     def is_drained(self, name: str) -> bool:
         """Return whether nothing is left of what a machine had, or it is gone."""
-        member = self._roster.members.get(name)
-        return member is None or self._roster.is_drained(member)
+        machine = self.registry.get(name)
+        return machine is None or self.registry.is_drained(machine)
 
     def set_home(self, name: str, home: str, epoch: int, now_s: float) -> None:
         """Give a machine another home, once it has finished what it has.
@@ -135,7 +170,7 @@ class Dispatcher:
         Raises:
             RequestError: There is no such machine (404) or pool (400), or the epoch is out of date (409).
         """
-        self._roster.set_home(name, home, epoch, now_s)
+        self.registry.set_home(name, home, epoch, now_s)
 
     def heartbeat(self, name: str, epoch: int, keys: Iterable[str], now_s: float) -> frozenset[str]:
         """Extend the leases on a machine.
@@ -150,20 +185,20 @@ class Dispatcher:
             Requests that it has named twice in a row and that nobody owns there: it is to drop them. Once may mean that
             its word and the end of the request have crossed.
         """
-        member = self._roster.members.get(name)
-        if member is None or member.off or epoch != member.epoch:
+        machine = self.registry.get(name)
+        if machine is None or machine.off or epoch != machine.epoch:
             return frozenset()
-        member.heard_s = now_s
-        strangers = self.leases.extend(name, keys, deadline_s=now_s + self._lease_s)
-        again = strangers & member.strangers
-        member.strangers = strangers
+        machine.heard_s = machine.heartbeat_s = now_s
+        orphans = self.leases.extend(name, keys, deadline_s=now_s + self._lease_s)
+        again = orphans & machine.orphan_keys
+        machine.orphan_keys = orphans
         return again
 
     def failed(self, name: str, now_s: float) -> None:
         """Count a failure that is a machine's fault. Its successes are first tokens and completed requests."""
-        member = self._roster.members.get(name)
-        if member is not None and not member.off:
-            self._roster.failed(member, now_s)
+        machine = self.registry.get(name)
+        if machine is not None and not machine.off:
+            self.registry.failed(machine, now_s)
 
     def open(
         self,
@@ -190,7 +225,7 @@ class Dispatcher:
         Raises:
             GatewayError: The key is in use, or there are no tokens.
         """
-        if self._bookings.get(key) is not None or prompt_tokens < 1 or most_output_tokens < 1:
+        if self._reservations.get(key) is not None or prompt_tokens < 1 or most_output_tokens < 1:
             raise GatewayError(
                 f"request {key}: opened twice, or without tokens ({prompt_tokens}, {most_output_tokens})"
             )
@@ -205,7 +240,7 @@ class Dispatcher:
             min(prompt_tokens, _MOST_TOKENS),
             min(most_output_tokens, _MOST_TOKENS),
             min(expected, _MOST_TOKENS),
-            self._roster.rows(avoid) if avoid else (),
+            self.registry.rows(avoid) if avoid else (),
         )
         if placed is None:
             self.counts["too_long"] += 1
@@ -213,31 +248,35 @@ class Dispatcher:
                 f"{prompt_tokens} prompt tokens and up to {most_output_tokens} output tokens are more than the"
                 f" {self.most_tokens} tokens that the smallest machine holds"
             )
-        self._roster.report_moves()
-        live = self._bookings.book(key, placed, prompt_tokens, expected, now_s)
+        self.registry.report_moves()
+        live = self._book(key, placed, prompt_tokens, expected, now_s)
         self._count(live, retried=is_retry)
-        for member in {live.prompt, live.token}:
-            if member.tried:
-                self._roster.probe(member, key, now_s)
+        for machine in {live.prompt, live.token}:
+            if machine.tried:
+                self.registry.probe(machine, key, now_s)
         return Pair(key, live.prompt.name, live.prompt.epoch, live.token.name, live.token.epoch)
 
     def prompt_started(self, key: str, now_s: float) -> bool:
         """Book that a prompt phase has begun to run; return whether that was new."""
-        live = self._bookings.get(key)
+        live = self._reservations.get(key)
         if live is None or live.started:
             return False
-        self._bookings.begin_prompt(live, now_s)
+        live.started = True
+        self._decisions.begin_prompt(live.slot, now_s)
         return True
 
     def first_token(self, key: str, now_s: float) -> bool:
         """Book a first token; return whether that was new. Where all KV has arrived before, the prompt side is free."""
-        live = self._bookings.get(key)
+        live = self._reservations.get(key)
         if live is None or not live.computing:
             return False
-        self._bookings.end_prompt_phase(live, now_s)
-        self._roster.succeeded(live.prompt, now_s)
+        live.started = True
+        self._computed(live, live.computing, now_s)
+        self._decisions.end_prompt_phase(live.slot, now_s)
+        self.registry.report_moves()
+        self.registry.succeeded(live.prompt, now_s)
         if live.landed:
-            self._bookings.leave_prompt_machine(live, now_s)
+            self._leave_prompt_machine(live, now_s)
         return True
 
     def kv_ready(self, key: str, now_s: float) -> bool:
@@ -245,12 +284,12 @@ class Dispatcher:
 
         Before the first token it is only noted.
         """
-        live = self._bookings.get(key)
+        live = self._reservations.get(key)
         if live is None or live.landed:
             return False
         live.landed = True
         if not live.computing:
-            self._bookings.leave_prompt_machine(live, now_s)
+            self._leave_prompt_machine(live, now_s)
         return True
 
     def ended(self, key: str, reason: Reason, now_s: float, output_tokens: int = 0) -> bool:
@@ -262,15 +301,15 @@ class Dispatcher:
             now_s: The instant.
             output_tokens: Length of a completed output, where it is known.
         """
-        live = self._bookings.get(key)
+        live = self._reservations.get(key)
         if live is None:
             return False
         if reason is Reason.COMPLETED:
             # One token only: the prompt machine has done it all.
-            self._roster.succeeded(live.prompt if live.computing else live.token, now_s)
+            self.registry.succeeded(live.prompt if live.computing else live.token, now_s)
             if output_tokens > 0:
                 self._lengths.add(output_tokens)
-        self._bookings.end(live, reason, now_s)
+        self._end(live, reason, now_s)
         return True
 
     def tick(self, now_s: float) -> tuple[Lost, ...]:
@@ -279,19 +318,14 @@ class Dispatcher:
         Machines of the mixed pool may go home or change their home, drained ones get their next home, and broken ones
         may be tried again.
         """
-        lost = self._bookings.expire(now_s)
-        self._roster.tick(now_s)
+        lost = self._expire(now_s)
+        self.registry.tick(now_s)
         return lost
 
     @property
     def live(self) -> int:
         """Requests that have a pair."""
-        return len(self._bookings)
-
-    @property
-    def pending_prompt_tokens(self) -> int:
-        """Tokens of prompts that wait or run."""
-        return self._bookings.pending_prompt_tokens
+        return len(self._reservations)
 
     @property
     def most_tokens(self) -> int:
@@ -303,16 +337,16 @@ class Dispatcher:
     @property
     def degraded(self) -> tuple[str, ...]:
         """Which phase has no machine of its own, in words; empty while both have."""
-        return self._roster.degraded
+        return self.registry.degraded
 
     def wait_s(self) -> float | None:
         """Return how long prompts wait by the measured rate, None where nothing has been measured."""
-        rate = self._roster.prompt_tokens_per_s
+        rate = self.registry.prompt_tokens_per_s
         return None if rate is None else self.pending_prompt_tokens / rate
 
     def pools(self, now_s: float) -> list[MachineView]:
         """Return all machines as a person sees them, in the order in which they joined."""
-        return self._roster.view(self.leases, now_s)
+        return self.registry.view(self.leases, now_s)
 
     def moves(self) -> dict[str, int]:
         """Return how many moves between pools load has caused, by kind."""
@@ -320,19 +354,101 @@ class Dispatcher:
 
     def facts(self, name: str) -> Mapping[str, Any]:
         """Return what a machine said of itself when it joined; nothing where it never did."""
-        return {} if (member := self._roster.members.get(name)) is None else member.facts
+        return {} if (machine := self.registry.get(name)) is None else machine.facts
 
     def _turned_away(self, prompt_tokens: int, most_output_tokens: int, now_s: float) -> NoCapacity | None:
         if not self._decisions.serves():
-            self._roster.tick(now_s)
+            self.registry.tick(now_s)
             if not self._decisions.serves():
-                return NoCapacity("; ".join(self.degraded), max(SOON_S, self._roster.next_try_s(now_s) or 0.0))
+                return NoCapacity("; ".join(self.degraded), max(SOON_S, self.registry.next_try_s(now_s) or 0.0))
         if prompt_tokens + most_output_tokens > self.most_tokens:
             return None  # to come back later would not help: placing it says so
         return self._backlog.turned_away(self.pending_prompt_tokens, prompt_tokens, self.wait_s())
 
-    def _count(self, live: Booking, *, retried: bool) -> None:
+    def _book(self, key: str, placed: Placed, prompt_tokens: int, expected_tokens: int, now_s: float) -> Reservation:
+        """Book a request that the ledger has placed.
+
+        What the ledger commits is leased: the prompt and one token there, the prompt and the expected output here.
+
+        Args:
+            key: Its name.
+            placed: Its slot and its machines.
+            prompt_tokens: Tokens of its prompt, >= 1.
+            expected_tokens: Output tokens that rules count on, >= 1.
+            now_s: The instant.
+        """
+        live = Reservation(
+            key,
+            placed.slot,
+            self.registry.at(placed.prompt_machine),
+            self.registry.at(placed.token_machine),
+            prompt_tokens,
+        )
+        self._reservations[key] = live
+        if live.prompt is not live.token:
+            live.prompt_lease = self._lease(live.prompt, key, prompt_tokens + 1, Purpose.PROMPT, now_s)
+        live.token_lease = self._lease(live.token, key, prompt_tokens + expected_tokens, Purpose.TOKEN, now_s)
+        self.pending_prompt_tokens += prompt_tokens
+        live.prompt.rate.begin(now_s)
+        return live
+
+    def _leave_prompt_machine(self, live: Reservation, now_s: float) -> None:
+        """Book that a request's KV is off its prompt machine, if that is not its token machine too."""
+        if live.prompt_lease:
+            self._decisions.end_transfer(live.slot, now_s)
+            self.leases.release(live.prompt_lease, Reason.COMPLETED)
+            live.prompt_lease = 0
+
+    def _end(self, live: Reservation, reason: Reason, now_s: float) -> None:
+        """Take a request out of all books."""
+        del self._reservations[live.key]
+        if live.computing:
+            self._computed(live, 0, now_s)
+        self._decisions.end_request(live.slot, now_s)
+        self.registry.report_moves()
+        for number in (live.prompt_lease, live.token_lease):
+            if number:
+                self.leases.release(number, reason)
+        for machine in (live.prompt, live.token):
+            if machine.probe == live.key:
+                self.registry.probe_ended(machine, now_s)
+
+    def _lose(self, machine: Machine, now_s: float) -> tuple[Lost, ...]:
+        """End the requests that cannot go on without a machine that is gone, and return them."""
+        needed = [live for live in self._reservations.values() if live.needs(machine)]
+        for live in needed:
+            self._end(live, Reason.WORKER_LOST, now_s)
+        return tuple(Lost(live.key, "token" if live.token is machine else "prompt") for live in needed)
+
+    def _expire(self, now_s: float) -> tuple[Lost, ...]:
+        """End the requests of which a lease has expired, and return them."""
+        expired: dict[str, Lost] = {}
+        for lease in self.leases.expire(now_s):
+            live = self._reservations[lease.request]
+            if lease.purpose is Purpose.PROMPT:
+                live.prompt_lease = 0
+            else:
+                live.token_lease = 0
+            expired.setdefault(live.key, Lost(live.key, str(lease.purpose)))
+        for key in expired:
+            self._end(self._reservations[key], Reason.EXPIRED, now_s)
+        return tuple(expired.values())
+
+    def _lease(self, machine: Machine, key: str, tokens: int, purpose: Purpose, now_s: float) -> int:
+        """Reserve blocks for so many tokens, and return the number of the lease."""
+        blocks = blocks_for(tokens, self._block_tokens)
+        return self.leases.reserve(
+            machine.name, key, blocks, purpose, now_s=now_s, deadline_s=now_s + self._lease_s
+        ).number
+
+    def _computed(self, live: Reservation, tokens: int, now_s: float) -> None:
+        """Take a prompt off the pending ones, of which so many tokens have been computed."""
+        self.pending_prompt_tokens -= live.computing
+        live.computing = 0
+        live.prompt.rate.end(tokens, now_s)
+
+    def _count(self, live: Reservation, *, retried: bool) -> None:
         self.counts["placed"] += 1
         self.counts["same_machine"] += live.prompt is live.token
         self.counts["retried"] += retried
-        self.counts["degraded"] += bool(self._roster.degraded)
+        self.counts["degraded"] += bool(self.registry.degraded)

@@ -9,9 +9,9 @@ from typing import Any
 from phasesplit.errors import NoCapacityError
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.codec import Codec
+from phasesplit.gateway.connections import Heartbeats, WorkerConnections
 from phasesplit.gateway.desk import Desk
 from phasesplit.gateway.dispatcher import Dispatcher
-from phasesplit.gateway.fleet import Fleet, Heartbeats
 from phasesplit.gateway.keys import bearer_key, key_accepted
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.meters import Meters
@@ -45,7 +45,7 @@ class Gateway:
         keys: Who may do what.
         clock: Its time.
         desk: Its choices.
-        fleet: Its machines.
+        workers: Its machines, as they are called.
         dispatcher: Who chooses machines.
         meters: What it has counted.
         created_s: When it was made, whole seconds since 1970.
@@ -82,11 +82,11 @@ class Gateway:
         self.models, self.codec, self.clock = tuple(models), codec, clock
         self.limits, self.keys = limits or Limits(), keys or Keys()
         self.dispatcher, self.meters = dispatcher, Meters()
-        self.fleet = Fleet(dispatcher, clock, connect, heartbeats)
+        self.workers = WorkerConnections(dispatcher, clock, connect, heartbeats)
         self.created_s = int(clock.unix_s())
         self.desk = Desk(
-            dispatcher=dispatcher, fleet=self.fleet, codec=codec, clock=clock, limits=self.limits, meters=self.meters,
-            records=records, log_ended=log_ended,
+            dispatcher=dispatcher, workers=self.workers, codec=codec, clock=clock, limits=self.limits,
+            meters=self.meters, records=records, log_ended=log_ended,
         )  # fmt: skip
         self._is_draining = False
         self._live_requests = 0
@@ -95,7 +95,7 @@ class Gateway:
 
     def start(self) -> None:
         """Begin to look after the machines; needs the running event loop."""
-        self.fleet.start()
+        self.workers.start()
 
     async def drain(self, within_s: float) -> None:
         """Take no new requests, and wait for the present ones.
@@ -114,7 +114,7 @@ class Gateway:
         """Let go of all machines."""
         self._is_draining = True
         self._cancel_all()
-        await self.fleet.close()
+        await self.workers.close()
 
     def _cancel_all(self) -> None:
         for choice in self.desk.live:
@@ -123,7 +123,7 @@ class Gateway:
     @property
     def context_tokens(self) -> int:
         """Prompt and output tokens that the model, and every machine that serves now, take."""
-        return min(self.codec.context_tokens, self.fleet.context_tokens or self.codec.context_tokens)
+        return min(self.codec.context_tokens, self.workers.context_tokens or self.codec.context_tokens)
 
     @property
     def lacks(self) -> str:

@@ -84,7 +84,7 @@ class GatewayCollector(Collector):
         names = ["machine", "purpose"]
         blocks = GaugeMetricFamily("phasesplit_kv_lease_blocks", "KV blocks under lease.", labels=names)
         sizes = GaugeMetricFamily("phasesplit_kv_lease_bytes", "KV bytes under lease.", labels=names)
-        for machine in self._desk.fleet.machines():
+        for machine in self._desk.dispatcher.registry.connected():
             each = block_bytes(machine.facts.get("layout") or {})
             for purpose in ("prompt", "token"):
                 blocks.add_metric([machine.name, purpose], held[machine.name, purpose])
@@ -97,7 +97,7 @@ class GatewayCollector(Collector):
         yield _total("kv_late_releases", "Releases of KV leases that had ended before.", leases.late)
 
     def _machines(self) -> Iterator[Metric]:
-        now_s, machines = self._desk.clock.now_s(), self._desk.fleet.machines()
+        now_s, machines = self._desk.clock.now_s(), self._desk.dispatcher.registry.connected()
         ages = {machine.name: now_s - machine.heard_s for machine in machines}
         yield _gauge("machine_facts_age_seconds", "Since a machine last said anything.", "machine", ages)
         for fact, name, text in (
@@ -106,7 +106,7 @@ class GatewayCollector(Collector):
             ("waiting_prompts", "machine_waiting_prompts", "Prompts that wait on a machine."),
             ("running", "machine_running_requests", "Requests that a machine works on."),
         ):
-            values = {machine.name: machine.facts.get(fact, 0) for machine in machines if not machine.is_lost}
+            values = {machine.name: machine.facts.get(fact, 0) for machine in machines if not machine.off}
             yield _gauge(name, text, "machine", values)
         transfers = CounterMetricFamily(
             "phasesplit_transfers", "KV transfers that a machine has sent, by mode.", labels=["machine", "mode"]

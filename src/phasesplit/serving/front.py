@@ -10,7 +10,6 @@ from phasesplit.errors import SpecError
 from phasesplit.files.places import Where, inside
 from phasesplit.files.serve_files import ServedCluster
 from phasesplit.gateway.app import make_app
-from phasesplit.gateway.breaker import BreakerRule
 from phasesplit.gateway.clock import LoopClock
 from phasesplit.gateway.decisions import warm
 from phasesplit.gateway.dispatcher import Dispatcher
@@ -19,6 +18,7 @@ from phasesplit.gateway.gateway import Gateway, Keys
 from phasesplit.gateway.http_worker import HttpWorker
 from phasesplit.gateway.keys import key_digest
 from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.registry import BreakerRule
 from phasesplit.serving.codec import ModelCodec
 
 _Kind = TypeVar("_Kind", Limits, Backlog, BreakerRule)
@@ -83,7 +83,7 @@ class Front:
 
     def serving(self) -> set[str]:
         """Return the names of the workers that serve."""
-        return {machine.name for machine in self._gateway.fleet.machines() if not machine.is_lost}
+        return {machine.name for machine in self._gateway.dispatcher.registry.connected() if not machine.off}
 
     def degraded(self) -> tuple[str, ...]:
         """Return in words what keeps the cluster from being split as it should be, nothing where that is well."""

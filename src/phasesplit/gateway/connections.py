@@ -1,7 +1,8 @@
-"""The machines of a gateway: who has announced itself, whether it still speaks, and what it is told.
+"""The connections to machines: who has announced itself, whether it still speaks, and what it is told.
 
 A machine announces itself; from then on the gateway listens to its reports. One whose reports end, or that says nothing
-for a few heartbeats, counts as lost until it speaks again: the gateway keeps calling it, and lets it join anew.
+for a few heartbeats, counts as lost until it speaks again: the gateway keeps calling it, and lets it join anew. The
+record of each machine is the registry's (`registry`); here is only how it is called.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import Any, Protocol, cast
 from phasesplit.errors import RequestError, WorkerError
 from phasesplit.gateway.clock import Clock, Timer
 from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.registry import Machine
 from phasesplit.gateway.verdicts import Lost
 from phasesplit.gateway.worker import LegError, WorkerClient
 from phasesplit.protocol.bodies import typed_field
@@ -29,16 +31,16 @@ class Listener(Protocol):
     def lost(self, lost: Iterable[Lost]) -> None:
         """Take note of requests that machines will not go on with."""
 
-    def hear(self, machine: str, report: Mapping[str, Any]) -> None:
+    def on_event(self, machine: str, report: Mapping[str, Any]) -> None:
         """Take a machine's report about a request."""
 
     def keys_on(self, machine: str) -> set[str]:
         """Return the requests whose answer a machine has yet to end."""
 
-    def look_at_the_queue(self) -> None:
+    def retry_queued(self) -> None:
         """Try again what waits for machines."""
 
-    def look_for_stalls(self) -> None:
+    def check_stalls(self) -> None:
         """Give up what no token has come for."""
 
 
@@ -60,31 +62,24 @@ class Heartbeats:
 
 
 @dataclass(slots=True, eq=False)
-class Machine:
-    """A machine that has announced itself.
+class Connection:
+    """How the gateway calls one machine.
 
     Attributes:
-        name: Its name.
-        url: Where it listens.
+        url: Where the machine listens.
         client: Who speaks to it.
-        facts: What it said of itself last.
-        heard_s: When it last said anything, on the gateway's clock.
-        is_lost: It has fallen silent.
-        told: The epoch and pool that it was told last.
+        pool_sent: The epoch and pool that the machine was told last; None where it is to be told.
+        listening: The task that follows its reports.
     """
 
-    name: str
     url: str
     client: WorkerClient
-    facts: Facts
-    heard_s: float
-    is_lost: bool = False
-    told: tuple[int, str] | None = None
+    pool_sent: tuple[int, str] | None = None
     listening: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
-class Fleet:
-    """All machines."""
+class WorkerConnections:
+    """The calls to all machines, and what their answers mean for the registry and for those who serve requests."""
 
     def __init__(
         self,
@@ -93,7 +88,7 @@ class Fleet:
         connect: Callable[[str], WorkerClient],
         heartbeats: Heartbeats | None = None,
     ) -> None:
-        """Make an empty fleet.
+        """Make one without machines.
 
         Args:
             dispatcher: Whom it tells of machines, and who says in which pool they are.
@@ -103,7 +98,7 @@ class Fleet:
         """
         self._dispatcher, self._clock, self._connect = dispatcher, clock, connect
         self._beats = heartbeats or Heartbeats()
-        self._machines: dict[str, Machine] = {}
+        self._registry = dispatcher.registry
         self._listener: Listener | None = None
         self._orders: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
@@ -122,41 +117,38 @@ class Fleet:
         """Let go of all machines."""
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [machine.listening for machine in self._machines.values() if machine.listening is not None]
+        connections = [machine.connection for machine in self._registry.connected() if machine.connection is not None]
+        tasks = [connection.listening for connection in connections if connection.listening is not None]
         for task in (*tasks, *self._orders):
             task.cancel()
         await asyncio.gather(*tasks, *self._orders, return_exceptions=True)
-        for machine in self._machines.values():
-            await machine.client.close()
+        for connection in connections:
+            await connection.client.close()
 
-    def machines(self) -> tuple[Machine, ...]:
-        """Return all machines that are still called, by name."""
-        return tuple(self._machines[name] for name in sorted(self._machines))
-
-    def worker(self, name: str) -> WorkerClient | None:
+    def client(self, name: str) -> WorkerClient | None:
         """Return who speaks to a machine, None where it is gone."""
-        machine = self._machines.get(name)
-        return None if machine is None or machine.is_lost else machine.client
+        machine = self._registry.get(name)
+        return None if machine is None or machine.off or machine.connection is None else machine.connection.client
 
     def address(self, name: str) -> Mapping[str, Any]:
         """Return where a machine takes KV."""
-        machine = self._machines.get(name)
+        machine = self._registry.get(name)
         return machine.facts.get("address") or {} if machine is not None else {}
 
     @property
     def resumes(self) -> bool:
         """Whether every machine tells an output that goes on from its prompt, so that draws and penalties go on too."""
-        return all(machine.facts.get("resumes") is True for machine in self._machines.values() if not machine.is_lost)
+        return all(machine.facts.get("resumes") is True for machine in self._registry if not machine.off)
 
     @property
     def context_tokens(self) -> int:
         """Prompt and output tokens that the machines with the shortest context take; 0 where none says."""
-        told = (machine.facts.get("context_tokens") for machine in self._machines.values() if not machine.is_lost)
+        told = (machine.facts.get("context_tokens") for machine in self._registry if not machine.off)
         return min((tokens for tokens in told if tokens), default=0)
 
     async def abort(self, name: str, key: str, why: str) -> None:
         """Let a machine drop what it keeps for an attempt."""
-        worker = self.worker(name)
+        worker = self.client(name)
         if worker is not None:
             try:
                 await worker.abort(key, why)
@@ -181,52 +173,40 @@ class Fleet:
             name = _checked(facts)
             self._demand_equal_layouts(name, facts)
             self._demand_ways(name, facts)
-            before = self._machines.get(name)
+            known = self._registry.get(name)
+            before = None if known is None else known.connection
             if (
-                before is not None
-                and not before.is_lost
-                and (before.url, before.facts["epoch"]) == (url, facts["epoch"])
-            ):
+                known is not None and not known.off and before is not None
+                and (before.url, known.epoch) == (url, facts["epoch"])
+            ):  # fmt: skip
                 await client.close()
-                return before  # it has announced itself twice
-            machine = Machine(name, url, client, facts, self._clock.now_s())
-            self._enlist(machine, facts)
+                return known  # it has announced itself twice
+            connection = Connection(url, client)
+            machine = self._begin_life(name, facts, connection)
         except (RequestError, WorkerError):
             await client.close()
             raise
         if before is not None and before.listening is not None:
             before.listening.cancel()
             await before.client.close()
-        machine.listening = asyncio.get_running_loop().create_task(self._listen(machine))
+        connection.listening = asyncio.get_running_loop().create_task(self._listen(machine, connection))
         return machine
 
-    def _enlist(self, machine: Machine, facts: Facts) -> None:
-        known = self._machines.get(machine.name)
-        self._machines[machine.name] = machine
-        try:
-            lost = self._dispatcher.join(
-                machine.name,
-                facts["epoch"],
-                facts["home"],
-                facts["capacity_blocks"],
-                self._clock.now_s(),
-                dict(facts),
-            )
-        except RequestError:
-            if known is None:
-                del self._machines[machine.name]
-            else:
-                self._machines[machine.name] = known
-            raise
-        machine.facts, machine.heard_s, machine.is_lost = facts, self._clock.now_s(), False
-        self._tell_lost(lost)
+    def _begin_life(self, name: str, facts: Facts, connection: Connection) -> Machine:
+        """Let a machine join, or join anew, and those who wait for machines ask again."""
+        now_s = self._clock.now_s()
+        lost = self._dispatcher.join(name, facts["epoch"], facts["home"], facts["capacity_blocks"], now_s, facts)
+        machine = self._registry.known(name)
+        machine.connection = connection
+        self._report_lost(lost)
         if self._listener is not None:
-            self._listener.look_at_the_queue()
+            self._listener.retry_queued()
+        return machine
 
     def _demand_equal_layouts(self, name: str, facts: Facts) -> None:
-        for other in self._machines.values():
+        for other in self._registry:
             theirs, its = other.facts.get("layout") or {}, facts.get("layout") or {}
-            if other.name == name or other.is_lost or theirs == its:
+            if other.name == name or other.off or theirs == its:
                 continue
             field_ = next(key for key in (*theirs, *its) if theirs.get(key) != its.get(key))
             mine, others = shown(its.get(field_)), shown(theirs.get(field_))
@@ -243,11 +223,11 @@ class Fleet:
 
     def _demand_ways(self, name: str, facts: Facts) -> None:
         """Refuse a machine that KV could not move to or from: one of two hosts listens where only that host reaches."""
-        for other in self._machines.values():
+        for other in self._registry:
             ours, theirs = facts.get("address") or {}, other.facts.get("address") or {}
             hosts = {ours.get("boot_id") or "", theirs.get("boot_id") or ""}
             # Whole requests move no KV, and a machine that does not tell its host may be on this one.
-            if other.name == name or other.is_lost or "unsplit" in (facts["home"], other.facts["home"]):
+            if other.name == name or other.off or "unsplit" in (facts["home"], other.facts["home"]):
                 continue
             if len(hosts) < 2 or "" in hosts:
                 continue
@@ -262,34 +242,35 @@ class Fleet:
                         code="address_mismatch",
                     )
 
-    async def _listen(self, machine: Machine) -> None:
+    async def _listen(self, machine: Machine, connection: Connection) -> None:
         """Follow a machine's reports for as long as it is worth it."""
         while True:
             try:
-                async with aclosing(cast(Any, machine.client.events())) as reports:
+                async with aclosing(cast(Any, connection.client.events())) as reports:
                     async for report in reports:
-                        self._hear(machine, report)
+                        self._on_report(machine, connection, report)
             except (LegError, RequestError):
                 pass
-            self._lose(machine)
+            self._lose(machine, connection)
             if self._clock.now_s() - machine.heard_s > self._beats.forget_s:
-                del self._machines[machine.name]
+                machine.connection = None
+                self._registry.forget(machine)
                 return
             await self._pause(self._beats.again_s)
 
-    def _hear(self, machine: Machine, report: Mapping[str, Any]) -> None:
+    def _on_report(self, machine: Machine, connection: Connection, report: Mapping[str, Any]) -> None:
         facts = report.get("facts")
         if facts is None:
-            if not machine.is_lost and self._listener is not None:
+            if not machine.off and self._listener is not None:
                 machine.heard_s = self._clock.now_s()
-                self._listener.hear(machine.name, report)
+                self._listener.on_event(machine.name, report)
             return
         if _checked(facts) != machine.name:
             raise RequestError(f"machine {machine.name} answers as {facts['name']}", status=409)
-        if machine.is_lost or facts["epoch"] != machine.facts["epoch"]:
+        if machine.off or facts["epoch"] != machine.epoch:
             self._demand_equal_layouts(machine.name, facts)
             self._demand_ways(machine.name, facts)
-            self._enlist(machine, facts)
+            self._begin_life(machine.name, facts, connection)
         machine.facts, machine.heard_s = facts, self._clock.now_s()
         keys = set(facts.get("keys") or facts.get("held") or ()) | (
             self._listener.keys_on(machine.name) if self._listener else set()
@@ -297,13 +278,13 @@ class Fleet:
         for key in self._dispatcher.heartbeat(machine.name, facts["epoch"], keys, machine.heard_s):
             self._spawn(self.abort(machine.name, key, "nobody owns it"))
 
-    def _lose(self, machine: Machine) -> None:
-        if machine.is_lost or self._machines.get(machine.name) is not machine:
+    def _lose(self, machine: Machine, connection: Connection) -> None:
+        if machine.off or machine.connection is not connection:
             return
-        machine.is_lost, machine.told = True, None
-        self._tell_lost(self._dispatcher.lost(machine.name, self._clock.now_s()))
+        connection.pool_sent = None
+        self._report_lost(self._dispatcher.lost(machine.name, self._clock.now_s()))
 
-    def _tell_lost(self, lost: tuple[Lost, ...]) -> None:
+    def _report_lost(self, lost: tuple[Lost, ...]) -> None:
         if self._listener is not None:
             self._listener.lost(lost)
 
@@ -319,30 +300,32 @@ class Fleet:
         # Where that happens again and again, they are judged all the same.
         if now_s - self._stood_still_s > silence_s:
             self._give_up_silent(now_s)
-            self._tell_lost(self._dispatcher.tick(now_s))
+            self._report_lost(self._dispatcher.tick(now_s))
             if self._listener is not None:
-                self._listener.look_for_stalls()
+                self._listener.check_stalls()
         for view in self._dispatcher.pools(now_s):
-            known = self._machines.get(view.name)
-            if known is not None and not known.is_lost and known.told != (view.epoch, view.pool):
-                self._spawn(self._tell_pool(known, (view.epoch, view.pool)))
+            machine, pool = self._registry.get(view.name), (view.epoch, view.pool)
+            connection = None if machine is None or machine.off else machine.connection
+            if connection is not None and connection.pool_sent != pool:
+                self._spawn(self._send_pool(connection, pool))
         if self._listener is not None:
-            self._listener.look_at_the_queue()
+            self._listener.retry_queued()
 
     def _give_up_silent(self, now_s: float) -> None:
-        for machine in tuple(self._machines.values()):
-            if not machine.is_lost and now_s - machine.heard_s > self._beats.silence_s:
-                self._lose(machine)
-                if machine.listening is not None:
-                    machine.listening.cancel()
-                machine.listening = asyncio.get_running_loop().create_task(self._listen(machine))
+        for machine in self._registry.connected():
+            connection = machine.connection
+            if connection is not None and not machine.off and now_s - machine.heard_s > self._beats.silence_s:
+                self._lose(machine, connection)
+                if connection.listening is not None:
+                    connection.listening.cancel()
+                connection.listening = asyncio.get_running_loop().create_task(self._listen(machine, connection))
 
-    async def _tell_pool(self, machine: Machine, pool: tuple[int, str]) -> None:
-        machine.told = pool
+    async def _send_pool(self, connection: Connection, pool: tuple[int, str]) -> None:
+        connection.pool_sent = pool
         try:
-            await machine.client.role(*pool)
+            await connection.client.role(*pool)
         except LegError:
-            machine.told = None  # told again at the next tick
+            connection.pool_sent = None  # told again at the next tick
 
     async def _pause(self, seconds: float) -> None:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,9 +1,13 @@
-"""Circuit breakers: when they open, for how long, and what closes them."""
+"""The record of a machine from joining to being lost, and the breaker that leaves a failing one alone."""
 
 import pytest
 
+from doubles import FakeWorker
 from phasesplit.errors import SpecError
-from phasesplit.gateway.breaker import Breaker, BreakerRule
+from phasesplit.gateway.connections import Connection
+from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.registry import Breaker, BreakerRule
+from phasesplit.scheduling.rules import Rules
 
 RULE = BreakerRule(failures=3, open_s=1.0, growth=2.0, most_open_s=5.0)
 
@@ -53,3 +57,37 @@ def test_rule_without_sense_is_refused(wrong: dict[str, float]) -> None:
     """A typing error in the limits would switch the breaker off, or keep machines away for ever."""
     with pytest.raises(SpecError, match=next(iter(wrong))):
         BreakerRule(**wrong)  # type: ignore[arg-type]
+
+
+def test_lost_machine_that_is_still_called_outlives_its_row() -> None:
+    """A machine that comes back would be unknown to those who call it, or get the row of the one that replaced it."""
+    dispatcher = Dispatcher(Rules(), most_machines=1)
+    registry = dispatcher.registry
+    dispatcher.join("a", 5, "mixed", 100, 0.0)
+    first = registry.known("a")
+    first.connection = Connection("http://a", FakeWorker("a"))
+    dispatcher.lost("a", 1.0)
+    dispatcher.join("b", 1, "mixed", 100, 2.0)
+    assert [view.name for view in dispatcher.pools(2.0)] == ["b"]
+    assert (registry.connected(), first.row, dispatcher.is_drained("a")) == ([first], -1, True)
+    dispatcher.lost("b", 3.0)
+    dispatcher.join("a", 5, "mixed", 100, 4.0)
+    assert registry.known("a") is first
+    assert (first.row, first.url, registry.get("b")) == (0, "http://a", None)
+    assert [view.name for view in dispatcher.pools(4.0)] == ["a"]
+
+
+def test_lost_machine_that_nobody_calls_is_forgotten_with_its_row() -> None:
+    """The records of machines that never come back would grow without bound."""
+    dispatcher = Dispatcher(Rules(), most_machines=1)
+    registry = dispatcher.registry
+    dispatcher.join("a", 1, "mixed", 100, 0.0)
+    first = registry.known("a")
+    first.connection = Connection("http://a", FakeWorker("a"))
+    dispatcher.lost("a", 1.0)
+    registry.forget(first)
+    assert registry.get("a") is first
+    dispatcher.join("b", 1, "mixed", 100, 2.0)
+    first.connection = None
+    registry.forget(first)
+    assert registry.get("a") is None

@@ -102,7 +102,7 @@ def test_restart_joins_with_a_new_epoch_and_an_old_life_cannot() -> None:
             assert not old.seen
             assert rig.workers["t"].seen[0]["kv_transfer_params"]["epoch"] == 2
             with pytest.raises(RequestError) as refused:
-                await rig.gateway.fleet.join("http://t", old.snapshot(home="token", epoch=1))
+                await rig.gateway.workers.join("http://t", old.snapshot(home="token", epoch=1))
             assert refused.value.status == 409
 
     play(scenario())
@@ -116,7 +116,7 @@ def test_announcing_twice_changes_nothing() -> None:
             rig.workers["t"].hold("token 2")
             call = rig.complete()
             await settle()
-            await rig.gateway.fleet.join("http://t", rig.workers["t"].snapshot(home="token"))
+            await rig.gateway.workers.join("http://t", rig.workers["t"].snapshot(home="token"))
             rig.workers["t"].go("token 2")
             await call.answer()
             assert (call.status, rig.records[0]["attempts"]) == (200, 1)
@@ -180,7 +180,7 @@ def test_machines_of_several_hosts_that_others_reach_join() -> None:
 
             async def join(name: str, host: str, **life: int) -> None:
                 address = {"boot_id": name, "tcp": [host, 1], "http": f"http://{host}:2"}
-                await rig.gateway.fleet.join(
+                await rig.gateway.workers.join(
                     f"http://{name}", rig.worker(name, **life).snapshot(home="mixed", address=address)
                 )
 
