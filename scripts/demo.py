@@ -71,7 +71,7 @@ def main() -> None:
     lost: list[Run] = []
 
     async def lose_a_worker(live: Live) -> None:
-        step(5, "kill the prompt worker while requests are served: do clients see it?")
+        step(5, "kill the prefill worker while requests are served: do clients see it?")
         lost.append(await run_with_a_loss(live, requests(rate, LOSS_S)))
 
     step(4, f"serve and replay: {len(trace)} requests of conversation shape in {REPLAY_S:.0f} s, unsplit, then split")
@@ -124,7 +124,7 @@ def requests(rate_per_s: float, duration_s: float) -> Trace:
 
 
 async def run_with_a_loss(live: Live, trace: Trace) -> Run:
-    """Replay a trace and kill the prompt worker on the way."""
+    """Replay a trace and kill the prefill worker."""
 
     async def kill() -> None:
         await asyncio.sleep(KILL_AFTER_S)
@@ -141,7 +141,7 @@ def loss(run: Run) -> str:
     failed = [one.error for one in run.replay.seen if one.error]
     again = sum(record is not None and record["attempts"] > 1 for record in run.records)
     text = (
-        f"The prompt worker was killed {KILL_AFTER_S:.0f} s into a replay of {len(run.replay.seen)} requests: "
+        f"The prefill worker was killed {KILL_AFTER_S:.0f} s into a replay of {len(run.replay.seen)} requests: "
         f"{len(failed)} of them failed, {again} were computed again; the slowest answer took "
         f"{max((one.end_s - one.due_s for one in run.replay.completed), default=0.0):.1f} s."
     )

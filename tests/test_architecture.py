@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -112,19 +113,50 @@ def jitted(tree: ast.Module) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_jitted(node)]
 
 
+def public_methods(cls: ast.ClassDef) -> dict[str, Function]:
+    return {node.name: node for node in cls.body if isinstance(node, Function) and not node.name.startswith("_")}
+
+
+@cache
+def promises() -> dict[str, tuple[frozenset[str], bool]]:
+    """Return the documented public methods of each class of the package, and whether it is a protocol."""
+    return {
+        node.name: (
+            frozenset(name for name, method in public_methods(node).items() if ast.get_docstring(method)),
+            any("Protocol" in ast.unparse(base) for base in node.bases),
+        )
+        for path in modules()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def promised(cls: ast.ClassDef) -> frozenset[str]:
+    """Return the methods that a class need not document: those of its bases, and of protocols that it has whole."""
+    bases, own = {ast.unparse(base) for base in cls.bases}, public_methods(cls).keys()
+    return frozenset().union(
+        *(
+            methods
+            for name, (methods, is_protocol) in promises().items()
+            if name in bases or (is_protocol and name != cls.name and methods and methods <= own)
+        )
+    )
+
+
 def undocumented(tree: ast.Module) -> list[str]:
-    """Return the public names, and the compiled functions, that have no docstring."""
+    """Return the public names, and the compiled functions, that have no docstring, nor one in what they implement."""
     found = [] if ast.get_docstring(tree) else ["the module itself"]
 
-    def look(body: list[ast.stmt], owner: str) -> None:
+    def look(body: list[ast.stmt], owner: str, known: frozenset[str] = frozenset()) -> None:
         for node in body:
             if not isinstance(node, Function | ast.ClassDef):
                 continue
             public = not node.name.startswith("_")
-            if (public or is_jitted(node)) and not ast.get_docstring(node):
+            if (public or is_jitted(node)) and not ast.get_docstring(node) and node.name not in known:
                 found.append(f"{owner}{node.name}")
             if public and isinstance(node, ast.ClassDef):
-                look(node.body, f"{node.name}.")
+                silent = any(not ast.get_docstring(method) for method in public_methods(node).values())
+                look(node.body, f"{node.name}.", promised(node) if silent else frozenset())
 
     look(tree.body, "")
     return found
@@ -233,6 +265,11 @@ def test_only_the_jit_module_and_the_kernels_import_numba() -> None:
         (undocumented, '"""M."""\nclass A:\n    """A."""\n    def b(self): ...', '"""M."""\ndef _a(): ...'),
         (undocumented, '"""M."""\n@jit\ndef _a(): ...', '"""M."""\n@jit\ndef _a():\n    """A."""'),
         (undocumented, "x = 1", '"""M."""'),
+        (
+            undocumented,
+            '"""M."""\nclass A:\n    """A."""\n    def now_s(self): ...\n    async def sleep(self): ...',
+            '"""M."""\nclass A(Clock):\n    """A."""\n    def now_s(self): ...',
+        ),
         (silent_writers, "@jit\ndef f(a):\n    a.b['c'][0] = 1", "@jit\ndef f(a):\n    b = [0]\n    b[0] = a"),
         (silent_writers, "@jit_inline\ndef f(a):\n    b = a.c\n    b[0] += 1", "def f(a):\n    a[0] = 1"),
         (

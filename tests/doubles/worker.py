@@ -161,7 +161,6 @@ class FakeWorker:
         } | changed  # fmt: skip
 
     async def prompt_leg(self, body: Mapping[str, Any]) -> Chunk:
-        """See `WorkerClient`."""
         self.seen.append(dict(body))
         key = str((body.get("kv_transfer_params") or {}).get("key", ""))
         self._take(key, body)
@@ -179,7 +178,6 @@ class FakeWorker:
         return self._chunk(body, [token], None)._replace(finish_reason="length", prompt_scored=self._of_prompt(body))
 
     async def token_leg(self, body: Mapping[str, Any]) -> AsyncIterator[Chunk]:
-        """See `WorkerClient`."""
         self.seen.append(dict(body))
         key = str((body.get("kv_transfer_params") or {}).get("key", ""))
         self._take(key, body)
@@ -209,18 +207,15 @@ class FakeWorker:
             self._free(key)
 
     async def facts(self) -> dict[str, Any]:
-        """See `WorkerClient`."""
         return self.snapshot()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """See `WorkerClient`."""
         await self._awake.wait()
         yield {"facts": self.snapshot()}
         while (report := await self._reports.get()) is not None:
             yield report
 
     async def abort(self, key: str, why: str) -> None:  # noqa: ARG002
-        """See `WorkerClient`."""
         self.aborted.append(key)
         send = self._sends.pop(key, None)
         if send is not None:
@@ -228,13 +223,11 @@ class FakeWorker:
         self._free(key)
 
     async def role(self, epoch: int, role: str) -> None:
-        """See `WorkerClient`."""
         if epoch != self.epoch:
             raise LegError("stale epoch", Event.WORKER_REFUSED, machine_status=409)
         self.roles.append(role)
 
     async def close(self) -> None:
-        """See `WorkerClient`."""
         for send in self._sends.values():
             send.cancel()
 

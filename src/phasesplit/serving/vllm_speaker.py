@@ -65,7 +65,6 @@ class VllmSpeaker:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """See `Speaker`."""
         return self.settings.models
 
     @property
@@ -115,7 +114,6 @@ class VllmSpeaker:
         self._threshold_tokens, self._link = tokens, link_text(link, tokens)
 
     def facts(self) -> dict[str, Any]:
-        """See `Speaker`."""
         figures, legs = self._figures, self.legs
         size = figures.block_tokens or 1
         return {
@@ -161,7 +159,6 @@ class VllmSpeaker:
         }  # fmt: skip
 
     def abort(self, key: str, why: str) -> None:
-        """See `Speaker`."""
         del why
         task = self.tasks.get(key)
         if task is not None:
@@ -175,7 +172,6 @@ class VllmSpeaker:
             self.legs.left(key)
 
     def drain(self) -> None:
-        """See `Speaker`."""
         self.is_draining = True
         self.feed.nudge()
 

@@ -68,7 +68,6 @@ class AcceleratorDevice:
             )
 
     def gather(self, layer: int, blocks: Sequence[int], slots: Sequence[int]) -> IsDone:
-        """See `Device.gather`."""
         self._out.wait_stream(torch.cuda.current_stream(self._device))
         copied = torch.cuda.Event()
         with torch.cuda.stream(self._out):
@@ -79,7 +78,6 @@ class AcceleratorDevice:
         return is_done
 
     def scatter(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """See `Device.scatter`."""
         # A block may be this request's while a copy of what another had in it is still to be read.
         self._in.wait_stream(self._out)
         with torch.cuda.device(self._device), torch.cuda.stream(self._in):

@@ -62,7 +62,6 @@ class HostDevice:
             target[slot] = source[block]
 
     def scatter(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """See `Device.scatter`."""
         for source, target in zip(self._staging, self._layers, strict=True):
             for slot, block in zip(slots, blocks, strict=True):
                 target[block] = source[slot]
