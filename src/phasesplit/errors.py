@@ -117,3 +117,8 @@ class TransferError(GatewayError):
     """The KV cache did not arrive whole: nothing of it may be read."""
 
     status = 502
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error of a library says, short and in one line; its type where it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

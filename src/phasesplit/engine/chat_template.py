@@ -8,7 +8,7 @@ every way to make a long text in few steps, except for writing out a list that h
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phasesplit.errors import SpecError
+from phasesplit.errors import SpecError, one_line
 
 if TYPE_CHECKING:
     import jinja2
@@ -54,7 +54,7 @@ class ChatTemplate:
                 _bound(joined)
             self._template = environment.from_string(tree)
         except (jinja2.TemplateError, RecursionError, ValueError, SyntaxError, MemoryError) as error:
-            raise SpecError(f"{where}: the chat template is not one: {_one_line(error)}") from None
+            raise SpecError(f"{where}: the chat template is not one: {one_line(error)}") from None
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, has_generation_prompt: bool = True, **given: object
@@ -74,7 +74,7 @@ class ChatTemplate:
             return _within(self._template.generate({**self._tokens, **given, **names}))
         except Exception as error:
             # Clients read this: where the model lies is none of their business.
-            raise SpecError(f"the chat template fails on these messages: {_one_line(error)}") from None
+            raise SpecError(f"the chat template fails on these messages: {one_line(error)}") from None
 
 
 class _Steps:
@@ -187,7 +187,3 @@ def _measure(operator: str, left: Any, right: Any) -> None:
     is_long_number = operator == "*" and any(count.bit_length() > 1 << 12 for count in counts)
     if length > LARGEST_PROMPT_CHARS or is_long_number:
         raise OverflowError(f"it makes a value longer than {LARGEST_PROMPT_CHARS} characters")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from typing import Any, cast
 
-from phasesplit.engine.answers import Part, WorkerAnswer
 from phasesplit.engine.events import Event, Failed, Finished, PromptScored, Refused, Token
 from phasesplit.engine.server_worker import Worker
 from phasesplit.engine.tokens import Detokenizer
@@ -32,6 +31,7 @@ from phasesplit.protocol.asgi import (
 from phasesplit.protocol.errors import error_answer, error_body
 from phasesplit.protocol.sse import CONTENT_TYPE, DONE, event
 from phasesplit.protocol.worker import PromptTimes, Scored, TakeKv
+from phasesplit.protocol.worker_answers import TOKEN_NAME, Part, WorkerAnswer
 
 _TYPES = {400: "invalid_request_error", 409: "conflict", 503: "overloaded_error"}
 
@@ -221,7 +221,7 @@ class _Choice:
 
     def _spelled(self, token: int) -> str:
         if self._request.names_by_id:
-            return f"token_id:{token}"
+            return f"{TOKEN_NAME}{token}"
         return self._worker.tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 

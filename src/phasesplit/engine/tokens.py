@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phasesplit.errors import SpecError
+from phasesplit.errors import SpecError, one_line
 
 if TYPE_CHECKING:
     import tokenizers
@@ -169,7 +169,7 @@ def tokenizer_from_gguf(where: str, metadata: Mapping[str, Any]) -> Tokenizer:
             vocab=vocabulary, merges=[_pair(merge) for merge in merges], ignore_merges=rule in _WITH_WHOLE_WORDS
         )
     except Exception as error:
-        raise SpecError(f"{where}: tokenizer.ggml.merges do not fit the tokens: {_one_line(error)}") from None
+        raise SpecError(f"{where}: tokenizer.ggml.merges do not fit the tokens: {one_line(error)}") from None
     library = tokenizers.Tokenizer(bpe)
     if rule == "qwen2":
         library.normalizer = normalizers.NFC()
@@ -201,7 +201,7 @@ def tokenizer_from_json(path: Path) -> Tokenizer:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:
-        raise SpecError(f"{path}: is not a tokenizer: {_one_line(error)}") from None
+        raise SpecError(f"{path}: is not a tokenizer: {one_line(error)}") from None
     library.no_truncation()
     library.no_padding()
     return Tokenizer(library, tuple(library.encode("", add_special_tokens=True).ids))
@@ -223,7 +223,3 @@ def _pair(merge: str) -> tuple[str, str]:
     """Return the two parts of a merge; the first may itself start with a space."""
     at = merge.find(" ", 1)
     return merge[: max(at, 0)], merge[at + 1 :]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -2,11 +2,14 @@
 
 from typing import Any
 
-from phasesplit.engine.answers import Part, WorkerAnswer
+import orjson
+import pytest
+
 from phasesplit.errors import RequestError
 from phasesplit.protocol.answers import usage
 from phasesplit.protocol.errors import error_answer
-from phasesplit.protocol.worker import Scored
+from phasesplit.protocol.worker import PromptTimes, Scored
+from phasesplit.protocol.worker_answers import TOKEN_NAME, Part, WorkerAnswer, read_answer
 
 TEXTS = {1: "a", 2: "bc", 3: "\ufffd", 4: "\ufffd"}
 HEAD = {"id": "r", "object": "text_completion", "created": 7, "model": "m"}
@@ -101,3 +104,24 @@ def test_errors() -> None:
     told = error_answer(RequestError("n: too many", param="n", code="invalid_value")).body["error"]
     assert told == {"message": "n: too many", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
     assert error_answer(ValueError("secret")).body["error"]["message"] == "internal error"
+
+
+@pytest.mark.parametrize("names_by_id", [False, True])
+def test_what_a_machine_writes_the_gateway_reads(names_by_id: bool) -> None:
+    """A token, its log-probability or a prompt's time would change on its way from a machine to the gateway."""
+    times = PromptTimes(0.25, 1.5)
+    made = answer(has_token_ids=True, has_logprobs=True, has_prompt_logprobs=True, names_by_id=names_by_id)
+    part = Part(output=OUTPUT, prompt=PROMPT, finish_reason="stop", times=times)
+    read = read_answer(orjson.loads(orjson.dumps(made.completion(part, usage([2], [2])))))
+    assert read.tokens == tuple(one.token for one in OUTPUT)
+    assert read.scored == tuple(OUTPUT)
+    assert [one.logprob for one in read.prompt_scored] == [one.logprob for one in PROMPT]
+    assert (read.finish_reason, read.times) == ("stop", times)
+
+
+def test_names_of_vllm_are_read() -> None:
+    """The likeliest tokens of a machine that tells no ids beside them, as vLLM does, would be lost."""
+    logprobs = {"token_logprobs": [-1.0], "top_logprobs": [{f"{TOKEN_NAME}7": -1.0, f"{TOKEN_NAME}9": -2.0}]}
+    found = read_answer({"choices": [{"token_ids": [7], "logprobs": logprobs, "finish_reason": "repetition"}]})
+    assert found.scored == (Scored(7, -1.0, ((7, -1.0), (9, -2.0))),)
+    assert found.finish_reason == "stop"

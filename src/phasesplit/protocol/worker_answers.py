@@ -1,4 +1,7 @@
-"""A worker's answers: completions as OpenAI and vLLM shape them, with the ids that a gateway needs to make text itself.
+"""A machine's answers, written and read: completions as OpenAI and vLLM shape them, with the ids of all tokens.
+
+The gateway asks with `return_token_ids` and `return_tokens_as_token_ids`, fields of vLLM, so that it makes texts, bytes
+and counts from ids itself.
 
 Beyond vLLM's shape, `logprobs` carries `token_ids`, `top_token_ids` and `top_token_logprobs`: in OpenAI's shape two
 tokens of equal text are one, and a part of a character is no text.
@@ -6,10 +9,17 @@ tokens of equal text are one, and a part of a character is no text.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from phasesplit.protocol.answers import TokenLogprob, answer_head, completion_logprobs, usage_chunk, with_null_usage
-from phasesplit.protocol.worker import PromptTimes, Scored
+from phasesplit.protocol.worker import Chunk, PromptTimes, Scored
+
+TOKEN_NAME = "token_id:"
+"""Before a token's id, where tokens are named by id. Source: vLLM, `return_tokens_as_token_ids`."""
+_STOPPED = "repetition"
+"""vLLM's word for an output that it stops because the client has told it which repetition to look for. Source: vllm
+0.32, v1/engine/__init__.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +127,7 @@ class WorkerAnswer:
         }
 
     def _named(self, token: int) -> str:
-        return f"token_id:{token}" if self.names_by_id else self.spelled(token)
+        return f"{TOKEN_NAME}{token}" if self.names_by_id else self.spelled(token)
 
     def _top(self, one: Scored) -> tuple[tuple[str, float, bytes], ...]:
         """Return the likeliest tokens by name; of equal names the likeliest stays."""
@@ -141,3 +151,63 @@ class WorkerAnswer:
 def _extension(part: Part) -> dict[str, Any]:
     """Return what a gateway is told beyond OpenAI's and vLLM's shapes."""
     return {} if part.times is None else {"phasesplit": part.times._asdict()}
+
+
+def read_answer(answer: Mapping[str, Any]) -> Chunk:
+    """Return what an answer, or one event of a stream, says.
+
+    Args:
+        answer: The JSON object.
+
+    Raises:
+        KeyError: It is not an answer; also TypeError, ValueError, AttributeError or IndexError.
+    """
+    choices = answer["choices"]
+    if not choices:
+        return Chunk(())
+    choice = choices[0]
+    tokens = tuple(choice.get("token_ids") or ())
+    if any(type(token) is not int or token < 0 for token in tokens):
+        raise ValueError(tokens)
+    logprobs, prompt = choice.get("logprobs"), choice.get("prompt_logprobs")
+    finish = choice.get("finish_reason")
+    finish = "stop" if finish == _STOPPED else finish
+    return Chunk(
+        tokens,
+        _scored(tokens, logprobs) if logprobs else (),
+        finish,
+        tuple(_of_prompt(place) for place in prompt) if prompt else (),
+        _times(answer.get("phasesplit")),
+    )
+
+
+def _scored(tokens: Sequence[int], logprobs: Mapping[str, Any]) -> tuple[Scored, ...]:
+    """Return the output's log-probabilities: by id where a machine tells ids, by vLLM's names for ids elsewhere."""
+    told = logprobs["token_logprobs"]
+    ids = logprobs.get("top_token_ids")
+    if ids is not None:
+        tops = [tuple(zip(*top, strict=True)) for top in zip(ids, logprobs["top_token_logprobs"], strict=True)]
+    else:
+        named = logprobs.get("top_logprobs") or [None] * len(tokens)
+        tops = [
+            tuple((int(name.removeprefix(TOKEN_NAME)), value) for name, value in (top or {}).items()) for top in named
+        ]
+    return tuple(map(Scored, tokens, told, tops))
+
+
+def _times(told: Mapping[str, Any] | None) -> PromptTimes | None:
+    """Return how long a prompt took, None where the machine does not tell; raises ValueError for what no time is."""
+    if told is None:
+        return None
+    times = PromptTimes(float(told["queued_s"]), float(told["prompt_s"]))
+    if not (0 <= times.queued_s < inf and 0 <= times.prompt_s < inf):
+        raise ValueError(times)
+    return times
+
+
+def _of_prompt(place: Mapping[str, Any] | None) -> Scored:
+    """Return one place of a prompt; the first of its entries is the token that is there."""
+    if place is None:
+        return Scored(-1, None)
+    entries = [(int(name), entry["logprob"]) for name, entry in place.items()]
+    return Scored(*entries[0], tuple(sorted(entries, key=lambda entry: -entry[1])))
