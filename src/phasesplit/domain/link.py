@@ -18,7 +18,7 @@ HANDSHAKE_S = 0.5e-3
 """Before the first and after the last byte: agree on blocks, signal completion. Source: assumed."""
 
 STREAMING_SLOWDOWN = 0.189
-"""Share of the streaming time by which the prompt phase computes longer while its KV cache streams out.
+"""Share of the streaming time by which prefill computes longer while its KV cache streams out.
 
 Source: arXiv 2507.03114: 18.9 % on average, 40 % at worst.
 """
@@ -38,7 +38,7 @@ class Link:
         bytes_per_s: Bandwidth in one direction, > 0.
         latency_s: Fixed time of any transfer, >= 0.
         per_layer_s: Time that each layer adds to a layer-wise transfer and that no computing hides, >= 0.
-        streaming_slowdown: Share of the streaming time by which a layer-wise transfer makes the prompt phase longer.
+        streaming_slowdown: Share of the streaming time by which a layer-wise transfer makes prefill longer.
     """
 
     bytes_per_s: float
@@ -67,7 +67,7 @@ def link_from(machine: "Machine") -> Link:
 
 
 def serialized_time_s(kv_bytes: ArrayLike, bytes_per_s: float, latency_s: float = 0.0) -> Floats:
-    """Return the time of a transfer that starts when the prompt phase ends: all of it is exposed.
+    """Return the time of a transfer that starts when prefill ends: all of it is exposed.
 
     Args:
         kv_bytes: Bytes to move, any shape, >= 0.
@@ -80,7 +80,7 @@ def serialized_time_s(kv_bytes: ArrayLike, bytes_per_s: float, latency_s: float 
 def layerwise_exposed_s(
     kv_bytes: ArrayLike, layers: int, prompt_s: ArrayLike, bytes_per_s: float, latency_s: float = 0.0
 ) -> Floats:
-    """Return what is left of a layer-wise transfer when the prompt phase ends.
+    """Return what is left of a layer-wise transfer when prefill ends.
 
     Each layer's KV cache leaves when the layer is computed. A link that keeps up has only the last layer left. One
     that does not has been busy since the end of the first layer: left is the whole transfer less that time.
@@ -88,7 +88,7 @@ def layerwise_exposed_s(
     Args:
         kv_bytes: Bytes to move, >= 0.
         layers: Layers of the model, >= 1, equal in bytes and time.
-        prompt_s: Time of the prompt phase, >= 0; broadcasts with `kv_bytes`.
+        prompt_s: Time of prefill, >= 0; broadcasts with `kv_bytes`.
         bytes_per_s: Bandwidth, > 0.
         latency_s: Fixed part, >= 0.
 
@@ -100,7 +100,7 @@ def layerwise_exposed_s(
 
 
 def layerwise_slowdown_s(kv_bytes: ArrayLike, prompt_s: ArrayLike, link: Link) -> Floats:
-    """Return by how much streaming makes the prompt phase longer: a share of the time in which both go on."""
+    """Return by how much streaming makes prefill longer: a share of the time in which both go on."""
     whole_s = np.asarray(kv_bytes, dtype=np.float64) / link.bytes_per_s
     return link.streaming_slowdown * np.minimum(whole_s, np.asarray(prompt_s, dtype=np.float64))
 
@@ -128,7 +128,7 @@ def layerwise_threshold_tokens(
 
     Args:
         model: The model.
-        prompt_time_s: Prompt tokens, float64 (n,), to the time of the prompt phase (`PhaseTimes.prompt_time_s`).
+        prompt_time_s: Prompt tokens, float64 (n,), to the time of prefill (`PhaseTimes.prompt_time_s`).
         link: The link.
         kv_bytes_per_token: By default the model's.
         limit_tokens: Largest prompt looked at, returned plus 1 where none is better.

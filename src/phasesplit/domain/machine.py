@@ -24,7 +24,7 @@ class Machine:
         provisioned_w: Power that must be provisioned for the server (nameplate, or less under a power cap).
         idle_w: Power drawn while no iteration runs.
         prompt_w: Power drawn during prompt and mixed iterations, all accelerators at their limit.
-        token_w: Power drawn during token iterations.
+        token_w: Power drawn during decode iterations.
         accelerators_limit_w: Power limit of all accelerators together; 0 where it is not known.
         price_usd_per_hour: Rental price.
         embodied_kg_co2e: Greenhouse gases of making the server, kg CO2 equivalent.
@@ -33,8 +33,8 @@ class Machine:
         server: Name of the whole, uncapped machine that this one is a variant of; empty where it is none.
         instances_per_server: How many of these make one server to rent: more than 1 for a slice.
         has_fast_links: Whether its accelerators are joined by links of their own (NVLink) and not by PCIe alone.
-        prompt_time_factor: Factor on prompt times against that profile (a power cap or a lower clock makes it > 1).
-        token_time_factor: Factor on token times against that profile.
+        prompt_time_factor: Factor on prefill times against that profile (a power cap or a lower clock makes it > 1).
+        token_time_factor: Factor on decode times against that profile.
         sources: Field name to where its figure comes from.
     """
 

@@ -20,8 +20,8 @@ class Measurements:
         prompt_tokens: float64 (n,), tokens of each prompt of the batch, >= 1.
         batch_requests: float64 (n,), equal prompts in the batch, >= 1.
         output_tokens: float64 (n,), tokens generated for each prompt, >= 1.
-        prompt_s: float64 (n,), time of the prompt iteration over the whole batch, > 0.
-        token_s: float64 (n,), mean time of one token iteration, > 0.
+        prompt_s: float64 (n,), time of the prefill iteration over the whole batch, > 0.
+        token_s: float64 (n,), mean time of one decode iteration, > 0.
         runs: float64 (n,), how many runs each element stands for (a median of 5 runs: 5), > 0.
     """
 
@@ -40,7 +40,7 @@ class Measurements:
 
     @property
     def mean_context_tokens(self) -> Floats:
-        """Context of the whole batch, averaged over its token iterations: batch x (prompt + output / 2)."""
+        """Context of the whole batch, averaged over its decode iterations: batch x (prompt + output / 2)."""
         return self.batch_requests * (self.prompt_tokens + self.output_tokens / 2)
 
     def select(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> "Measurements":
@@ -63,9 +63,9 @@ def profile_times(measurements: Measurements) -> PhaseTimes:
       least squares through the origin on the difference of their times, not below 0.
     - f(B): the time less its pair term; single prompts where B was measured with one, since the scheduler runs a
       prompt above its limit of batched tokens alone, otherwise batches of equal B.
-    - `token_context_s`: median slope (Theil-Sen) of batch-1 token times over mean context, not below 0. It was
+    - `token_context_s`: median slope (Theil-Sen) of batch-1 decode times over mean context, not below 0. It was
       measured at batch 1 only; that context costs the same in larger batches is taken as given.
-    - g(n): the token time less its context term, from the runs with the prompt and output sizes most used.
+    - g(n): the decode time less its context term, from the runs with the prompt and output sizes most used.
 
     f and g are made non-decreasing by weighted isotonic regression: more work never takes less time, and where a
     measurement says so it is noise (Llama2-70B on H100 took 58 ms for 128 tokens, 52 ms for 256, +- 6 ms).
@@ -103,7 +103,7 @@ def profile_times(measurements: Measurements) -> PhaseTimes:
 
 
 def relative_errors(times: PhaseTimes, measurements: Measurements) -> tuple[Floats, Floats]:
-    """Return (predicted - measured) / measured of the prompt and of the token times, each float64 (n,)."""
+    """Return (predicted - measured) / measured of the prefill and of the decode times, each float64 (n,)."""
     pairs = measurements.batch_requests * measurements.prompt_tokens**2 / 2
     whole = times.prompt_time_s(measurements.batch_tokens)
     predicted = whole + times.prompt_pair_s * (pairs - measurements.batch_tokens**2 / 2)
@@ -114,14 +114,14 @@ def relative_errors(times: PhaseTimes, measurements: Measurements) -> tuple[Floa
 def published_times(source: str, knots_tokens: Floats, prompt_s: Floats, token_s: Floats) -> PhaseTimes:
     """Return the phase times of the published simulator: both phases looked up by prompt size x batch size.
 
-    A token iteration over n requests is looked up at n, left of all knots, so its time hardly depends on n: a defect
+    A decode iteration over n requests is looked up at n, left of all knots, so its time hardly depends on n: a defect
     that is kept here, since only with it do the published results come out. Nothing is smoothed.
 
     Args:
         source: Where the medians come from, as a report prints it.
         knots_tokens: (k,) prompt size x batch size, increasing, k >= 2.
-        prompt_s: (k,) median prompt time over all runs of that size.
-        token_s: (k,) median token time over all runs of that size.
+        prompt_s: (k,) median prefill time over all runs of that size.
+        token_s: (k,) median decode time over all runs of that size.
 
     Source: the published simulator's performance model, "db" setting.
     """

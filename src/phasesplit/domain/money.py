@@ -47,9 +47,9 @@ def energy_j(
         machine: Their type.
         duration_s: How long they are switched on, one time for all or one element a machine, >= 0; when not busy they
             idle.
-        prompt_s: Time in prompt iterations, any shape, one element a machine, >= 0.
-        mixed_s: Time in mixed iterations, which draw as much as prompt iterations.
-        token_s: Time in token iterations.
+        prompt_s: Time in prefill iterations, any shape, one element a machine, >= 0.
+        mixed_s: Time in mixed iterations, which draw as much as prefill iterations.
+        token_s: Time in decode iterations.
 
     Raises:
         SpecError: A machine is busy for longer than the duration.
@@ -179,9 +179,9 @@ def bill(
     Args:
         cluster: The cluster.
         duration_s: How long the run lasts.
-        prompt_s: float64 (cluster.machines,), time that each machine spends in prompt iterations.
+        prompt_s: float64 (cluster.machines,), time that each machine spends in prefill iterations.
         mixed_s: The same for mixed iterations.
-        token_s: The same for token iterations.
+        token_s: The same for decode iterations.
         requests: Requests served.
         output_tokens: Tokens generated.
         grid_kg_per_kwh: Carbon intensity of the electricity.

@@ -11,10 +11,10 @@ class PhaseTimes:
     """Times of prompt, token and mixed iterations.
 
     With B prompt tokens in the batch, prompt i of it computing c_i tokens behind h_i tokens already in its KV cache,
-    n requests in the token phase and S tokens of context over those n requests:
+    n requests in decode and S tokens of context over those n requests:
 
-    - prompt iteration: f(B) + prompt_pair_s x sum(c_i x c_i / 2 + c_i x h_i)
-    - token iteration:  g(n) + token_context_s x S
+    - prefill iteration: f(B) + prompt_pair_s x sum(c_i x c_i / 2 + c_i x h_i)
+    - decode iteration:  g(n) + token_context_s x S
     - mixed iteration:  max(f(B + n), g(n)) + the prompt's pair term + token_context_s x S
 
     where f interpolates (`prompt_knots_tokens`, `prompt_knots_s`) and g (`token_knots_requests`, `token_knots_s`), both
@@ -29,7 +29,7 @@ class PhaseTimes:
         token_knots_requests: float64 (t,), increasing, t >= 2.
         token_knots_s: float64 (t,), at zero context.
         prompt_pair_s: Seconds for each pair of a prompt token and a token that it attends to, >= 0.
-        token_context_s: Seconds for each token of context that a token iteration reads, >= 0.
+        token_context_s: Seconds for each token of context that a decode iteration reads, >= 0.
         measured_prompt_tokens: Largest B inside the data that the times rest on (beyond it they are extrapolated).
         measured_requests: Largest n inside that data.
         mean_error: Mean relative error against the measurements it was fitted to; NaN where there are none.
@@ -54,7 +54,7 @@ class PhaseTimes:
         )
 
     def token_time_s(self, requests: ArrayLike, context_tokens: ArrayLike) -> NDArray[np.float64]:
-        """Return the time of a token iteration over so many requests with so many tokens of context in all."""
+        """Return the time of a decode iteration over so many requests with so many tokens of context in all."""
         count = np.asarray(requests, dtype=np.float64)
         base = extended_interp(count, self.token_knots_requests, self.token_knots_s)
         return base + self.token_context_s * np.asarray(context_tokens, dtype=np.float64)
@@ -63,8 +63,8 @@ class PhaseTimes:
         """Return the times of the same machine made slower or faster in each phase (a power cap, a lower clock).
 
         Args:
-            prompt_factor: Factor on prompt times, > 0.
-            token_factor: Factor on token times, > 0.
+            prompt_factor: Factor on prefill times, > 0.
+            token_factor: Factor on decode times, > 0.
         """
         if prompt_factor == 1.0 and token_factor == 1.0:
             return self

@@ -22,7 +22,7 @@ MEMORY_EFFICIENCY = 0.75
 ENGINE_2023_OVERHEAD_PER_LAYER_S = 320e-6
 """What launching kernels and two all-reduces take per layer and iteration in the engine of the measured profiles.
 
-Source: as COMPUTE_EFFICIENCY. It is most of a small token iteration (BLOOM-176B on H100: 22 of 36 ms).
+Source: as COMPUTE_EFFICIENCY. It is most of a small decode iteration (BLOOM-176B on H100: 22 of 36 ms).
 """
 
 MODERN_OVERHEAD_PER_LAYER_S = 40e-6
@@ -33,10 +33,10 @@ Source: assumed, not measured: two all-reduces of small messages over NVLink at 
 """
 
 CALIBRATED_PROMPT_ERROR = 0.22
-"""Mean relative error of prompt times over the measured points of the four pairs. Source: as COMPUTE_EFFICIENCY."""
+"""Mean relative error of prefill times over the measured points of the four pairs. Source: as COMPUTE_EFFICIENCY."""
 
 CALIBRATED_TOKEN_ERROR = 0.10
-"""Mean relative error of token times over the measured points of the four pairs. Source: as COMPUTE_EFFICIENCY."""
+"""Mean relative error of decode times over the measured points of the four pairs. Source: as COMPUTE_EFFICIENCY."""
 
 _LARGEST_PROMPT_TOKENS = 65_536
 _LARGEST_REQUESTS = 4_096
@@ -101,9 +101,9 @@ class PairError:
     """Relative error of the roofline on one measured pair of model and machine, over its measured points.
 
     Attributes:
-        prompt_mean: Mean over the prompt times.
+        prompt_mean: Mean over the prefill times.
         prompt_worst: Largest of them.
-        token_mean: Mean over the token times.
+        token_mean: Mean over the decode times.
         token_worst: Largest of them.
     """
 

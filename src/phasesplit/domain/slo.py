@@ -147,8 +147,8 @@ def alone_s(
 ) -> tuple[Floats, Floats, Floats]:
     """Return TTFT, mean TBT and E2E of requests that have a reference machine to themselves, in seconds, (n,) each.
 
-    The token phase of a lone request is token_time(1, context) summed over its growing context. The published simulator
-    takes one token time for all of it, looked up at the prompt's size. The mean TBT is NaN at one output token.
+    Decode of a lone request is token_time(1, context) summed over its growing context. The published simulator
+    takes one decode time for all of it, looked up at the prompt's size. The mean TBT is NaN at one output token.
 
     Args:
         reference: Phase times of the model on the reference machine.

@@ -92,7 +92,7 @@ def capped(machine: Machine, share: float) -> Machine:
         return machine
     limit_w = machine.accelerators_limit_w
     cap_w = share * limit_w
-    # In the prompt phase the accelerators are at their limit; what is left is the host's.
+    # In prefill the accelerators are at their limit; what is left is the host's.
     host_w = machine.prompt_w - limit_w
     token_draw_w = machine.token_w - host_w
     return replace(

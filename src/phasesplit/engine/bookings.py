@@ -33,7 +33,7 @@ class Lane(NamedTuple):
         sequence: The sequence.
         first: Position of its first row.
         rows: How many rows, >= 1.
-        is_prompt: Whether it is in its prompt phase.
+        is_prompt: Whether it is in its prefill.
         gives_token: Whether a token follows from its last row.
     """
 
@@ -73,7 +73,7 @@ class Bookings:
 
     @property
     def waiting_prompts(self) -> int:
-        """How many requests wait for their prompt phase."""
+        """How many requests wait for their prefill."""
         return length(self.ledger.lists[WAITING, HERE])
 
     @property
@@ -82,7 +82,7 @@ class Bookings:
         return int(self._evicted[0])
 
     def open(self, sequence: Sequence, now_s: float) -> None:
-        """Let a new request wait: for its prompt phase, or for room for the KV that comes to it."""
+        """Let a new request wait: for its prefill, or for room for the KV that comes to it."""
         grown = with_place_for_one(self.ledger)
         if grown is not self.ledger:
             self._use(grown)
@@ -114,11 +114,11 @@ class Bookings:
         return self._sequences[entry(row, 0)]
 
     def kv_arrived(self, sequence: Sequence, now_s: float) -> None:
-        """Let the token phase of a sequence run whose KV and first token are here."""
+        """Let decode of a sequence run whose KV and first token are here."""
         kv_arrived(self.ledger, sequence.slot, now_s)
 
     def waiting(self) -> list[Sequence]:
-        """Return the sequences that wait for their prompt phase, in order."""
+        """Return the sequences that wait for their prefill, in order."""
         row = self.ledger.lists[WAITING, HERE]
         return [self._sequences[entry(row, index) // 2] for index in range(length(row))]
 
@@ -142,7 +142,7 @@ class Bookings:
         return formed
 
     def evicted(self) -> list[Sequence]:
-        """Return the sequences whose KV had to go in the batch just formed: they are in their prompt phase again."""
+        """Return the sequences whose KV had to go in the batch just formed: they are in their prefill again."""
         if self.evictions == self._seen_evictions:
             return []
         self._seen_evictions = self.evictions
@@ -153,7 +153,7 @@ class Bookings:
         ]
 
     def end_iteration(self, now_s: float) -> None:
-        """Book the iteration just computed: prompts that ended go on to their token phase, here or elsewhere."""
+        """Book the iteration just computed: prompts that ended go on to their decode, here or elsewhere."""
         ended = end_iteration(self.ledger, now_s)
         for task in self._chosen[:ended].tolist():
             if task % 2 == PROMPT:

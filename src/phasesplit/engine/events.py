@@ -8,7 +8,7 @@ from phasesplit.protocol.worker import PromptTimes, Scored
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt phase has begun."""
+    """Prefill has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class KvReady:
-    """The KV of another machine's prompt phase is here, whole."""
+    """The KV of another machine's prefill is here, whole."""
 
 
 @dataclass(frozen=True, slots=True)

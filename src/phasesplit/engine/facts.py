@@ -14,9 +14,9 @@ class EngineFacts:
         block_tokens: Tokens of a block.
         held: KV blocks of each request that has some, by its key.
         kept_blocks: Blocks of earlier prompts that nobody uses, which go when others need them.
-        waiting_prompts: Requests whose prompt phase has not begun.
+        waiting_prompts: Requests whose prefill has not begun.
         running: Requests in the batch.
-        pending_tokens: Prompt tokens still to be computed, and one for each token phase.
+        pending_tokens: Prompt tokens still to be computed, and one for each decode.
         steps: Iterations so far.
         tokens: Output tokens computed so far.
         layerwise: Prompts whose KV left layer by layer.

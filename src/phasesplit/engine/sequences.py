@@ -28,7 +28,7 @@ class Stages:
         leg: `whole`, `prompt` or `token`.
         prompt_tokens: Tokens of its prompt.
         arrived_s: It was submitted.
-        started_s: Its prompt phase began.
+        started_s: Its prefill began.
         first_token_s: Its first token was out, or had come with its KV.
         kv_ready_s: Its KV was here, whole, from another machine.
         last_s: Its last token was out, or its KV had left.

@@ -1,4 +1,4 @@
-"""The token machine's side of transfers: KV that is awaited, and the token that comes with it."""
+"""The decode machine's side of transfers: KV that is awaited, and the token that comes with it."""
 
 from phasesplit.engine.sending import read_note
 from phasesplit.engine.sequences import Sequence
@@ -12,7 +12,7 @@ _OVER = (Arrival.DRAINING, Arrival.RELEASED)
 
 
 class Taking:
-    """Drives the incoming transfers of this machine's token phases.
+    """Drives the incoming transfers of this machine's decode phases.
 
     Args:
         incoming: Where they come from.

@@ -63,15 +63,15 @@ class OperatorEngine:
             return float(self.handle.predict_prefill_latency(prompts, tokens)) / 1e3
 
     def token_s(self, requests: int, context_tokens: int) -> float:
-        """Return the time of one token iteration over so many requests, each with so many tokens of context."""
-        # Of two output tokens the first ends the prompt phase: what the package calls decoding is then one iteration.
+        """Return the time of one decode iteration over so many requests, each with so many tokens of context."""
+        # Of two output tokens the first ends prefill: what the package calls decoding is then one iteration.
         with _one_line(self.described):
             return float(self.handle.predict_decode_latency(requests, context_tokens, 2)) / 1e3
 
     def measured_share(self) -> float:
         """Return the share of the time that operators measured at or around their size make up, from 0 to 1.
 
-        Of a prompt of 512 tokens and one token iteration behind it; the rest is the package's formulae and mixtures.
+        Of a prompt of 512 tokens and one decode iteration behind it; the rest is the package's formulae and mixtures.
         """
         with _one_line(self.described):
             phases = self.handle.run_static_per_op(batch_size=1, isl=_MEASURED_AT_TOKENS, osl=2)
@@ -111,7 +111,7 @@ def operator_engine(
         raise SpecError.bad(f"aiconfigurator, model {model.name}, value_bytes", model.value_bytes, "2 or 1")
     name, described_by = _config_of(model, config)
     if backend == "vllm" and (described_by.get("quantization_config") or {}).get("weight_block_size"):
-        # A token iteration of Qwen3-32B-FP8 takes 80 ms on two B200 by these tables, 7 ms by those of SGLang: products
+        # A decode iteration of Qwen3-32B-FP8 takes 80 ms on two B200 by these tables, 7 ms by those of SGLang: products
         # of any size take 60 us or more there, which is the time to launch them and not that of the product.
         raise SpecError.bad(f"aiconfigurator, engine for {name}, weights in FP8 blocks", backend, "sglang or trtllm")
     resolved = slots.get(asked, asked)

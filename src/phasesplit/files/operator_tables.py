@@ -15,7 +15,7 @@ from phasesplit.files.operator_engine import OperatorEngine, operator_engine
 Floats = NDArray[np.float64]
 
 PROMPT_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
-"""Tokens of the prompt iterations that are asked for; matrix products were measured with up to so many rows.
+"""Tokens of the prefill iterations that are asked for; matrix products were measured with up to so many rows.
 
 Source: rows m of gemm_perf.parquet, h100_sxm, vllm 0.24.0, aiconfigurator-core 0.12.0.
 """
@@ -30,7 +30,7 @@ PROMPTS = (1, 4, 16)
 """Prompts that share them: with several, fewer pairs of tokens attend to one another."""
 
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Requests of the token iterations that are asked for."""
+"""Requests of the decode iterations that are asked for."""
 
 CONTEXT_TOKENS = (128, 512, 2048, 8192)
 """Context of each of them; only what fits into the machine's memory is asked for."""

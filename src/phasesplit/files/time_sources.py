@@ -14,7 +14,7 @@ from phasesplit.files.operator_engine import engine_named
 COMPARED_PROMPT_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 COMPARED_REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 COMPARED_CONTEXT_TOKENS = 512
-"""Context of each request of the token iterations that are compared."""
+"""Context of each request of the decode iterations that are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ class Bounds:
         longest_tokens: Longest sequence, >= 2.
         kv_tokens: Tokens of KV that have room, >= 2.
         most_prompt_tokens: Most prompt tokens of an iteration, >= 2.
-        most_requests: Most requests in the token phase, >= 2.
+        most_requests: Most requests in decode, >= 2.
         least_prompt_tokens: Fewest tokens of a prompt, >= 1.
         has_chunks: Whether a prompt's tokens can be timed behind others of it.
         has_mixed: Whether the phases can be timed in one iteration.
@@ -80,13 +80,13 @@ def prompts_alone(bounds: Bounds) -> list[Shape]:
 
 
 def requests_together(bounds: Bounds) -> list[Shape]:
-    """Return token iterations at a short context, each of twice as many requests as the one before, fewest first."""
+    """Return decode iterations at a short context, each of twice as many requests as the one before, fewest first."""
     counts = _powers(1, bounds.most_requests, _REQUESTS_STEP)
     return [Shape(requests=requests, context_tokens=_contexts(bounds, requests)[0]) for requests in counts]
 
 
 def coarse_grid(bounds: Bounds) -> list[Shape]:
-    """Return what else is timed first: token iterations, then chunks behind others, and several prompts.
+    """Return what else is timed first: decode iterations, then chunks behind others, and several prompts.
 
     Args:
         bounds: With `most_prompt_tokens` and `most_requests` as far as `prompts_alone` and `requests_together` went.
@@ -113,7 +113,7 @@ def _contexts(bounds: Bounds, requests: int) -> list[int]:
 
 
 def steps(bounds: Bounds) -> list[Shape]:
-    """Return prompts and token iterations of every number of rows up to `tiled_rows`."""
+    """Return prefill and decode iterations of every number of rows up to `tiled_rows`."""
     shapes: list[Shape] = []
     for rows in range(1, bounds.tiled_rows + 1):
         context = max(min(_SHORT_CONTEXT_TOKENS, bounds.context_tokens(rows) // 2), 1)
@@ -123,7 +123,7 @@ def steps(bounds: Bounds) -> list[Shape]:
 
 
 def held_out(bounds: Bounds, count: int, seed: int) -> list[Shape]:
-    """Return random iterations: a third prompts or chunks, two fifths token iterations, the rest mixed.
+    """Return random iterations: a third prompts or chunks, two fifths decode iterations, the rest mixed.
 
     Args:
         bounds: What can be asked for.

@@ -28,7 +28,7 @@ class Side:
         e2e_s: The same.
         tbt: Distribution of all gaps between tokens.
         stages_s: Stage to seconds, float64 (n,).
-        pairs: Names of prompt and token machine of each request; None where it failed.
+        pairs: Names of prefill and decode machine of each request; None where it failed.
         wall_s: From the first arrival to the last token.
         output_tokens: Tokens of all completed requests.
         busy: Machine to the share of that time in which it computed.

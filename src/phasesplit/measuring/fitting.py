@@ -17,7 +17,7 @@ _FALL_STEP = 2
 
 
 def is_knot(shape: Shape) -> bool:
-    """Return whether an iteration sets a knot: one prompt alone with nothing behind it, or any token iteration."""
+    """Return whether an iteration sets a knot: one prompt alone with nothing behind it, or any decode iteration."""
     return shape.phase == "token" or (shape.phase == "prompt" and shape.prompts == 1 and not shape.behind_tokens)
 
 

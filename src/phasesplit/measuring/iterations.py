@@ -23,7 +23,7 @@ class Shape:
         prompts: Prompts in the batch, all alike, >= 0.
         prompt_tokens: Tokens that each of them computes, >= 1 where there are any.
         behind_tokens: Tokens before those, whose KV is there, >= 0.
-        requests: Requests in the token phase, all alike, >= 0.
+        requests: Requests in decode, all alike, >= 0.
         context_tokens: Tokens that each of them attends to, >= 1 where there are any.
     """
 
@@ -50,7 +50,7 @@ class Shape:
 
     @property
     def context(self) -> int:
-        """Tokens that the token phase attends to, over all its requests."""
+        """Tokens that decode attends to, over all its requests."""
         return self.requests * self.context_tokens
 
     @property

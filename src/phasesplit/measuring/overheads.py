@@ -89,7 +89,7 @@ def idle_overheads(run: Run, times: PhaseTimes, trace: Trace) -> Overheads:
 def _longer_s(
     records: Sequence[Mapping[str, Any]], times: PhaseTimes, prompt_tokens: int, output_tokens: int, batch: int = 1
 ) -> float:
-    """Return what the token iterations of requests that were in one batch took longer than they should, >= 0."""
+    """Return what the decode iterations of requests that were in one batch took longer than they should, >= 0."""
     if output_tokens < _FEWEST_GAPS:
         return 0.0
     gaps_s = [(record["last_token_s"] - record["second_token_s"]) / (output_tokens - 2) for record in records]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Pairs = Sequence[tuple[str, str] | None]
-"""Names of prompt and token machine of each request; None where it went nowhere."""
+"""Names of prefill and decode machine of each request; None where it went nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class Misplaced:
 
     Attributes:
         row: Its row in the trace.
-        predicted: Prompt and token machine.
+        predicted: Prompt and decode machine.
         measured: The same.
     """
 

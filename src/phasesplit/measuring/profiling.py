@@ -231,7 +231,7 @@ class _Session:
         return "budget"
 
     def _requests_together(self) -> None:
-        """Time token iterations of ever more requests up to those that the budget allows."""
+        """Time decode iterations of ever more requests up to those that the budget allows."""
         limit_s, most = self._budget_s * _LONGEST_BATCH_SHARE, 2
         for shape in requests_together(self._bounds):
             if shape.requests > most and self._expected_s(shape) > limit_s:
@@ -244,7 +244,7 @@ class _Session:
     def _expected_s(self, shape: Shape) -> float:
         """Return how long one run of an iteration takes at most, by those of its phase so far; 0 without any.
 
-        What comes with a run counts too: of an endpoint's token phases, that is most of it.
+        What comes with a run counts too: of an endpoint's decode phases, that is most of it.
         """
         runs_s = [
             wall_s * max(1.0, _growth(one, shape)) for one, wall_s in self._walls_s.items() if one.phase == shape.phase

@@ -1,7 +1,7 @@
 """The stages of a request, cut at the same instants in a simulation and in a gateway's records.
 
-A request waits in the queue until its prompt phase runs, and is in the prompt phase until its first token. Transfer is
-what of the KV cache's way that token did not hide; wait is from whole KV until the second token, token phase from there
+A request waits in the queue until its prefill runs, and is in prefill until its first token. Transfer is
+what of the KV cache's way that token did not hide; wait is from whole KV until the second token, decode from there
 to the last one. Front end is what the client sees beyond that: HTTP, and its own reading.
 """
 
@@ -25,8 +25,8 @@ FIRST = (QUEUE, PROMPT, FRONT)
 def simulated_stages(columns: Mapping[str, NDArray[Any]], overheads_s: Mapping[str, float]) -> dict[str, Floats]:
     """Return the stages of simulated requests, in seconds, (n,) each; NaN for one that did not complete.
 
-    A simulation tells when the first token iteration of a request begins, not when it ends: its length is taken to be
-    the mean of the request's token iterations.
+    A simulation tells when the first decode iteration of a request begins, not when it ends: its length is taken to be
+    the mean of the request's decode iterations.
 
     Args:
         columns: `Result.columns` of a simulation.
@@ -48,16 +48,16 @@ def simulated_stages(columns: Mapping[str, NDArray[Any]], overheads_s: Mapping[s
 
 
 def queue_in_prompt(stages_s: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return the same stages as they look where nobody tells when a prompt phase begins."""
+    """Return the same stages as they look where nobody tells when a prefill begins."""
     return {**stages_s, QUEUE: np.zeros_like(stages_s[QUEUE]), PROMPT: stages_s[QUEUE] + stages_s[PROMPT]}
 
 
 def measured_stages(records: Sequence[Mapping[str, Any] | None], e2e_s: Floats) -> dict[str, Floats]:
     """Return the stages of requests that a cluster served, in seconds, (n,) each; NaN for one that did not complete.
 
-    Machines report the start of a prompt phase and the arrival of KV beside the tokens: a report that comes before or
+    Machines report the start of a prefill and the arrival of KV beside the tokens: a report that comes before or
     after the tokens that it lies between counts as with them, so no stage is negative. Where one machine does both
-    phases there is no transfer. Where the start of the prompt phase is not reported, the queue is in it.
+    phases there is no transfer. Where the start of prefill is not reported, the queue is in it.
 
     Args:
         records: The gateway's record of each, None where it has none.

@@ -23,7 +23,7 @@ AMPLITUDE = 0.5
 _HOURS = 24
 _HIGH, _LOW, _PROMPT_LOW = 1.2, 0.5, 0.1
 """Work per machine, as a multiple of that at the planned rate, above which a threshold grows, and below which it
-shrinks. A prompt machine has one or two prompts at a time, so that a look at one moment often sees none: it takes less
+shrinks. A prefill machine has one or two prompts at a time, so that a look at one moment often sees none: it takes less
 to believe that there is too little to do. Source: ours, tried on one plan."""
 _COOLDOWN_S = 300.0
 """Time that thresholds leave a role alone after a change. Source: as above."""

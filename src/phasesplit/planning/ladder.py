@@ -24,7 +24,7 @@ PAPER_POWER = {A100: 24.8, H100: 44.0, CAPPED: 30.8}
 """Power of a machine as the paper budgets it, relative to one another. Source: notebook of the published simulator."""
 
 _MEASURED_CONTEXT_TOKENS = 512.0
-"""Prompt of the requests with which token times were measured by batch."""
+"""Prompt of the requests with which decode times were measured by batch."""
 _FREE_LINK = 1e3
 """Factor on network cards at which transfers take no time to speak of."""
 _LEAST_PUBLISHED_OUTPUT = 2
@@ -37,19 +37,19 @@ class Rung(IntEnum):
     PUBLISHED = 0
     """Nothing: the published rules, look-up of times, lengths drawn independently, Poisson arrivals."""
     DECODE = 1
-    """A token iteration takes longer with more requests, as measured; all rules are still the published ones."""
+    """A decode iteration takes longer with more requests, as measured; all rules are still the published ones."""
     SCHEDULER = 2
     """The default scheduler: paged KV, true output lengths unseen, no tasks stuck; transfers still take no time."""
     GQA = 3
     """Heads that share KV count once."""
     CONTEXT = 4
-    """A token iteration reads the KV of its whole context, at the bandwidth of the memory."""
+    """A decode iteration reads the KV of its whole context, at the bandwidth of the memory."""
     TIMES = 5
     """Context costs what was measured (at a batch of 1), and so do pairs of prompt tokens."""
     MEMORY = 6
     """A tenth of the memory stays free for activations."""
     TRANSFER = 7
-    """KV moves over shared network cards, and streaming it slows the prompt phase down."""
+    """KV moves over shared network cards, and streaming it slows prefill down."""
     CHUNKED = 8
     """Unsplit machines chunk prompts."""
     JOINT = 9

@@ -27,12 +27,12 @@ class Load:
 
     Attributes:
         prompt: Of arithmetic, by the tokens of prompts and by the pairs that attend to one another.
-        token: Of memory bandwidth, by the token phase with machines of this type alone, and nothing else, to itself.
-        riding: Of either, by the tokens emitted and the context read, wherever a token phase runs: beside prompts, on
+        token: Of memory bandwidth, by decode with machines of this type alone, and nothing else, to itself.
+        riding: Of either, by the tokens emitted and the context read, wherever a decode runs: beside prompts, on
             machines of several types.
         network: Of network bandwidth in one direction, if every KV cache moves.
         messages: Of network messages.
-        kv: Of KV memory, by the token phase.
+        kv: Of KV memory, by decode.
     """
 
     prompt: tuple[float, float]
@@ -50,7 +50,7 @@ class Moments(NamedTuple):
         prompt: Prompt tokens.
         pairs: Pairs of a prompt token and a token that it attends to.
         gaps: Output tokens after the first.
-        context: Tokens of context that the token phase reads.
+        context: Tokens of context that decode reads.
         moved: Prompt tokens whose KV moves if the phases are on two machines.
         movers: Share of requests whose KV moves.
     """
@@ -147,7 +147,7 @@ def least_prompt_s(times: PhaseTimes, prompt_tokens: ArrayLike, chunk_tokens: in
 
 
 def least_iteration_s(times: PhaseTimes, most_requests: int) -> float:
-    """Return the least time of a token iteration over any number of requests, contexts left out: min g(n)."""
+    """Return the least time of a decode iteration over any number of requests, contexts left out: min g(n)."""
     return float(times.token_time_s(_request_places(times, most_requests), 0).min())
 
 
@@ -178,7 +178,7 @@ def _request_places(times: PhaseTimes, most_requests: int) -> Floats:
 
 
 def least_token_s_per_request(times: PhaseTimes, most_requests: int) -> float:
-    """Return the least time of a token iteration for each token it emits, over all batches: min g(n) / n."""
+    """Return the least time of a decode iteration for each token it emits, over all batches: min g(n) / n."""
     requests = _request_places(times, most_requests)
     return float((times.token_time_s(requests, 0) / requests).min())
 

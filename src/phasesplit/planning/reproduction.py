@@ -133,7 +133,7 @@ def llama_cases() -> list[Case]:
 
 
 CAP_CASES = tuple(Case(layout, ISO_POWER[CONVERSATION]["HH"], CONVERSATION) for layout in ("HH", "HHcap"))
-"""The same machines, token machines without and with a power cap."""
+"""The same machines, decode machines without and with a power cap."""
 
 CAP_RATE_PER_S = 60.0
 

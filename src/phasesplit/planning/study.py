@@ -29,7 +29,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "HA": (H100, A100),
     "HHcap": (H100, CAPPED),
 }
-"""Machines of the designs: one type unsplit, or prompt machines and token machines."""
+"""Machines of the designs: one type unsplit, or prefill machines and decode machines."""
 
 SPLITS = tuple(name for name, machines in LAYOUTS.items() if len(machines) == 2)
 

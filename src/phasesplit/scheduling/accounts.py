@@ -206,7 +206,7 @@ def fits_with_headroom(settings: NDArray[np.void], machines: NDArray[np.void], m
 
 @jit_inline
 def work_tokens(requests: NDArray[np.void], slot: int) -> int:
-    """Return the tokens that a request's prompt phase has to compute: its prompt, and after an eviction its output."""
+    """Return the tokens that a request's prefill has to compute: its prompt, and after an eviction its output."""
     return int(requests[slot]["prompt_tokens"] + requests[slot]["emitted"])
 
 
@@ -264,7 +264,7 @@ def assign(ledger: Ledger, slot: int) -> None:
 
 @jit_inline
 def end_prompt(ledger: Ledger, slot: int) -> None:
-    """Book the end of a request's prompt phase on its prompt machine.
+    """Book the end of a request's prefill on its prefill machine.
 
     Mutates: machines, trees.
     """
@@ -276,7 +276,7 @@ def end_prompt(ledger: Ledger, slot: int) -> None:
 
 @jit
 def hold_arrival(ledger: Ledger, slot: int, blocks: int, now_s: float) -> None:
-    """Hold room on a request's token machine for its KV, which is about to leave its prompt machine.
+    """Hold room on a request's decode machine for its KV, which is about to leave its prefill machine.
 
     Mutates: machines, requests.
     """
@@ -290,7 +290,7 @@ def hold_arrival(ledger: Ledger, slot: int, blocks: int, now_s: float) -> None:
 
 @jit
 def leave_prompt_machine(ledger: Ledger, slot: int, now_s: float) -> None:
-    """Book that a request's KV has left its prompt machine for the token machine, which now owns it.
+    """Book that a request's KV has left its prefill machine for the decode machine, which now owns it.
 
     Mutates: machines, requests, trees.
     """
@@ -308,7 +308,7 @@ def leave_prompt_machine(ledger: Ledger, slot: int, now_s: float) -> None:
 
 @jit_inline
 def end_request(ledger: Ledger, slot: int, now_s: float) -> None:
-    """Book the end of a request on its token machine and free its KV there.
+    """Book the end of a request on its decode machine and free its KV there.
 
     Mutates: machines, requests, trees.
     """
@@ -327,7 +327,7 @@ def end_request(ledger: Ledger, slot: int, now_s: float) -> None:
 
 @jit
 def back_to_prompt(ledger: Ledger, machine: int, slot: int) -> None:
-    """Book that a request whose KV is lost computes its prompt, and what it has emitted, again on its token machine.
+    """Book that a request whose KV is lost computes its prompt, and what it has emitted, again on its decode machine.
 
     Mutates: requests, machines, trees.
     """

@@ -35,8 +35,8 @@ class PoolFacts:
         most: Machines there can be.
         since_change_s: Time since machines of this role were last started or stopped; infinity if never.
         startup_s: Time from order to service of its slowest machine.
-        pending_tokens: Work assigned to this role and not done: prompt tokens for prompt machines, expected output
-            tokens for token machines, both for mixed and unsplit ones; wherever it spilled to, without draining ones.
+        pending_tokens: Work assigned to this role and not done: prompt tokens for prefill machines, expected output
+            tokens for decode machines, both for mixed and unsplit ones; wherever it spilled to, without draining ones.
         committed_share: KV blocks that requests on its serving machines are expected to fill, over their memory.
     """
 
@@ -172,8 +172,8 @@ class Threshold(Policy):
     Attributes:
         high_tokens: Pending tokens per machine above which a role grows; of prompt, mixed and unsplit machines.
         low_tokens: Pending tokens per machine below which it shrinks; below `high_tokens`.
-        token_high_tokens: The same for token machines, whose work is expected output tokens.
-        token_low_tokens: The same for token machines.
+        token_high_tokens: The same for decode machines, whose work is expected output tokens.
+        token_low_tokens: The same for decode machines.
         full_share: A role also grows when more than this share of its KV memory is committed, and does not shrink if
             that would make it so; (0, 1].
         step: Machines at a time, >= 1.
@@ -223,7 +223,7 @@ class Threshold(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joint(Policy):
-    """Both phases from one signal: output tokens per second set the token machines, a fixed ratio the prompt machines.
+    """Both phases from one signal: output tokens per second set decode machines, a fixed ratio prefill machines.
 
     A mixed or unsplit pool alone is sized by the same signal; a mixed pool beside the others keeps its size.
 
@@ -231,8 +231,8 @@ class Joint(Policy):
     Chaos: Coordinated Autoscaling for Heterogeneous and Disaggregated LLM Inference", arXiv 2508.19559).
 
     Attributes:
-        target_tokens_per_s: Output tokens per second that a token machine is to emit, > 0.
-        ratio: Prompt machines for each token machine, > 0; None: that of the whole cluster.
+        target_tokens_per_s: Output tokens per second that a decode machine is to emit, > 0.
+        ratio: Prefill machines for each decode machine, > 0; None: that of the whole cluster.
         slack: A role shrinks only if that keeps each machine at least this share below its target, [0, 1).
     """
 
@@ -261,7 +261,7 @@ class Joint(Policy):
         counts[lead] = max(needed, 1)
         if lead == TOKEN and PROMPT in counts:
             ratio = self.ratio or seen.pools[PROMPT].most / seen.pools[TOKEN].most
-            # The tolerance keeps 3 token machines at a ratio of 2/3 from asking for 3 prompt machines.
+            # The tolerance keeps 3 decode machines at a ratio of 2/3 from asking for 3 prefill machines.
             counts[PROMPT] = math.ceil(counts[TOKEN] * ratio - 1e-9)
         return counts
 

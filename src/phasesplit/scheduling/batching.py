@@ -1,6 +1,6 @@
 """Machine-level scheduling with whole prompts: which tasks form the next iteration, by the paper's rule.
 
-Prompts go first, in order of arrival, up to a token budget; then the token phase fills the batch. A token task that
+Prompts go first, in order of arrival, up to a token budget; then decode fills the batch. A decode task that
 finds no place is preempted and keeps its KV; one that was preempted often enough goes before everything else. The
 published simulator's variant differs in which lists it reads and when it counts, never in the passes.
 """
@@ -23,7 +23,7 @@ from phasesplit.scheduling.ledger import (
 from phasesplit.scheduling.lists import entry, insert, length, push, remove
 
 _PASSED_OVER = (PREEMPTED, READY)
-"""Where token tasks are that a batch has left out."""
+"""Where decode tasks are that a batch has left out."""
 
 _NO_TASK = -1
 _LANES, _NOTHING = -1, -2
@@ -47,8 +47,8 @@ def count_of(ledger: Ledger, task: int) -> int:
 def blocks_needed(ledger: Ledger, task: int) -> int:
     """Return the KV blocks that a task must still reserve to enter a batch.
 
-    The published rules reserve KV(prompt + 1) for the prompt task and KV(output - 1), the whole output, for the token
-    task. By default a token task holds what it needs and grows block by block.
+    The published rules reserve KV(prompt + 1) for the prefill task and KV(output - 1), the whole output, for the token
+    task. By default a decode task holds what it needs and grows block by block.
     """
     slot = task // 2
     requests = ledger.requests
@@ -90,7 +90,7 @@ def enqueue_published(ledger: Ledger, machine: int, task: int) -> None:
 
 @jit_inline
 def form_whole(ledger: Ledger, machine: int, now_s: float) -> int:
-    """Form the next batch of a machine by the whole-prompt rule; return the first lane that is new in it.
+    """Form the next batch of a machine by the whole-prefill rule; return the first lane that is new in it.
 
     Mutates: lanes, lists, requests, machines, counters, keys, trees.
     """
@@ -133,7 +133,7 @@ def _unchanged(ledger: Ledger, machine: int) -> bool:
 def _only_candidate(ledger: Ledger, machine: int) -> int:
     """Return the task that is all a batch could gain, so that no pass has to look further; _NO_TASK in other cases.
 
-    That is a prompt alone on an idle machine, or a token task alone behind whatever runs, unless it was passed over so
+    That is a prompt alone on an idle machine, or a decode task alone behind whatever runs, unless it was passed over so
     often that it might displace something.
     """
     lists = ledger.lists
@@ -153,7 +153,7 @@ def _only_candidate(ledger: Ledger, machine: int) -> int:
 
 @jit_inline
 def _only_joiners(ledger: Ledger, machine: int) -> bool:
-    """Only token tasks wait here, and they may join behind the running ones but not displace them."""
+    """Only decode tasks wait here, and they may join behind the running ones but not displace them."""
     if length(ledger.lists[WAITING, machine]) > 0 or length(ledger.lists[PREEMPTED, machine]) > 0:
         return False
     limit = ledger.settings[0]["preemption_limit"]
@@ -164,7 +164,7 @@ def _only_joiners(ledger: Ledger, machine: int) -> bool:
 
 @jit
 def _append(ledger: Ledger, machine: int, now_s: float) -> int:
-    """The last pass alone: let waiting token tasks join behind the running ones; return the first new lane."""
+    """The last pass alone: let waiting decode tasks join behind the running ones; return the first new lane."""
     ledger.counters[0]["builds"] += 1
     lanes = ledger.machines[machine]["lanes"]
     taken = 0
@@ -317,7 +317,7 @@ def _count_passed_over(ledger: Ledger, machine: int) -> None:
 def form_chunked(ledger: Ledger, machine: int, now_s: float) -> int:
     """Form the next batch with chunked prompts; return the first lane that is new in it.
 
-    Every token task runs; what is left of the token budget goes to prompts already begun, then to waiting ones in order
+    Every decode task runs; the rest of the token budget goes to prompts already begun, then to waiting ones in order
     of arrival, each admitted once its whole KV fits. Source: Agrawal et al. 2024, "Taming Throughput-Latency Tradeoff
     in LLM Inference with Sarathi-Serve", section 4; the default of vLLM's engine since its version 1.
 

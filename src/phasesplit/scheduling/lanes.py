@@ -1,6 +1,6 @@
 """The running batch of a machine: tasks join lanes, leave them, and are counted in the machine's sums.
 
-A token lane that joins at iteration i of its machine with r tokens to go ends at iteration i + r; nothing has to be
+A decode lane that joins at iteration i of its machine with r tokens to go ends at iteration i + r; nothing has to be
 counted down. Its context grows by one token an iteration, so only `context - iteration` is kept.
 """
 
@@ -22,13 +22,13 @@ from phasesplit.scheduling.lists import insert
 
 @jit_inline
 def prompt_blocks(ledger: Ledger, slot: int) -> int:
-    """Return the KV blocks that a request's prompt phase fills: what it computes, and the token it emits."""
+    """Return the KV blocks that a request's prefill fills: what it computes, and the token it emits."""
     return blocks_of(ledger.settings, work_tokens(ledger.requests, slot) + 1)
 
 
 @jit_inline
 def give_chunk(ledger: Ledger, machine: int, lane: int, tokens: int) -> None:
-    """Let a prompt lane compute so many of its tokens in the next iteration; 0 lets it wait in its lane.
+    """Let a prefill lane compute so many of its tokens in the next iteration; 0 lets it wait in its lane.
 
     Mutates: requests["chunk"], lanes, machines' sums.
     """
@@ -111,7 +111,7 @@ def move_lane(ledger: Ledger, machine: int, source: int, target: int) -> None:
 
 @jit
 def growth(ledger: Ledger, machine: int, iterations: int) -> int:
-    """Return the KV blocks that the token lanes need for so many more iterations."""
+    """Return the KV blocks that the decode lanes need for so many more iterations."""
     shift = ledger.settings[0]["block_shift"]
     iteration = ledger.machines[machine]["iteration"]
     lanes = ledger.lanes

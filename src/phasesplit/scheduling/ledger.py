@@ -16,7 +16,7 @@ from phasesplit.scheduling.rules import Rules
 from phasesplit.scheduling.tournament import WORST, leaves_for
 
 PROMPT, TOKEN = 0, 1
-"""Phases of a request, and the home of a prompt or token machine; both also number the pools."""
+"""Phases of a request, and the home of a prefill or decode machine; both also number the pools."""
 MIXED, UNSPLIT = 2, 3
 """The other two pools and homes."""
 POOLS = 4
@@ -26,7 +26,7 @@ SERVING, STARTING, DRAINING, OFF = range(4)
 Only a serving machine is a member of a pool; the others keep the pool's number, for statistics."""
 
 WAITING, PREEMPTED, READY, QUEUE, PRESENT, LANDING = range(6)
-"""Lists of a machine: prompts waiting; token tasks preempted; token tasks whose KV is here and that never ran here; the
+"""Lists of a machine: prompts waiting; decode tasks preempted; decode tasks with KV here that never ran here; the
 published queue of all waiting tasks; the published list of requests present; requests whose KV waits for room here."""
 LISTS = 6
 HEAD, LENGTH, FIRST = 0, 1, 2

@@ -43,7 +43,7 @@ def assign_pair(ledger: Ledger, slot: int, now_s: float) -> int:
 
 @jit
 def begin_prompt(ledger: Ledger, slot: int, now_s: float) -> None:
-    """Book that a request's prompt phase has begun to run; a second time changes nothing.
+    """Book that a request's prefill has begun to run; a second time changes nothing.
 
     Mutates: lists, requests["prompt_start_s"].
     """
@@ -53,7 +53,7 @@ def begin_prompt(ledger: Ledger, slot: int, now_s: float) -> None:
 
 @jit
 def end_prompt_phase(ledger: Ledger, slot: int, now_s: float) -> None:
-    """Book a request's first token. Its prompt machine may go home from the mixed pool.
+    """Book a request's first token. Its prefill machine may go home from the mixed pool.
 
     Mutates: ledger.
     """
@@ -71,7 +71,7 @@ def end_prompt_phase(ledger: Ledger, slot: int, now_s: float) -> None:
 
 @jit
 def end_transfer(ledger: Ledger, slot: int, now_s: float) -> None:
-    """Book that a request's KV is whole on its token machine and gone from its prompt machine.
+    """Book that a request's KV is whole on its decode machine and gone from its prefill machine.
 
     Mutates: machines, requests, keys, trees.
     """

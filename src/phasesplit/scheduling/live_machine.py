@@ -41,7 +41,7 @@ def machine_ledger(rules: Rules, capacity_blocks: int) -> Ledger:
 
 @jit
 def take_prompt(ledger: Ledger, slot: int, stays: bool) -> None:
-    """Let an opened request wait here for its prompt phase; its token phase is here too if it stays.
+    """Let an opened request wait here for its prefill; its decode is here too if it stays.
 
     Mutates: machines, requests, lists, keys, trees.
     """
@@ -54,7 +54,7 @@ def take_prompt(ledger: Ledger, slot: int, stays: bool) -> None:
 
 @jit
 def await_kv(ledger: Ledger, slot: int) -> None:
-    """Let an opened request, whose prompt phase is elsewhere, wait for room for its KV here.
+    """Let an opened request, whose prefill is elsewhere, wait for room for its KV here.
 
     Mutates: machines, requests, lists, keys, trees.
     """
@@ -93,7 +93,7 @@ def land(ledger: Ledger, now_s: float) -> int:
 
 @jit
 def kv_arrived(ledger: Ledger, slot: int, now_s: float) -> None:
-    """Book that a request's KV and first token have come: its token phase may run.
+    """Book that a request's KV and first token have come: its decode may run.
 
     Mutates: machines, requests, lists, keys, trees.
     """
@@ -134,7 +134,7 @@ def end_iteration(ledger: Ledger, now_s: float) -> int:
 
 @jit
 def end_prompt_here(ledger: Ledger, slot: int, now_s: float) -> None:
-    """Book that a prompt task has ended and given a token: the token phase waits here, or its KV waits to leave.
+    """Book that a prefill task has ended and given a token: decode waits here, or its KV waits to leave.
 
     Mutates: machines, requests, lists, keys, trees.
     """

@@ -68,7 +68,7 @@ def has_waiting(ledger: Ledger, machine: int) -> bool:
 
 @jit_inline
 def prompt_choice(ledger: Ledger, prompt_tokens: int, pool: int) -> int:
-    """Return the pool's choice for the prompt phase, NOBODY if that machine has a queue and would exceed the limit.
+    """Return the pool's choice for prefill, NOBODY if that machine has a queue and would exceed the limit.
 
     An unsplit machine has nowhere to spill to: it takes what comes.
 
@@ -85,7 +85,7 @@ def prompt_choice(ledger: Ledger, prompt_tokens: int, pool: int) -> int:
 
 @jit_inline
 def token_choice(ledger: Ledger, blocks: int, pool: int) -> int:
-    """Return the pool's choice for the token phase, NOBODY if the blocks committed there would exceed its memory.
+    """Return the pool's choice for decode, NOBODY if the blocks committed there would exceed its memory.
 
     Mutates: as `pick`.
     """
@@ -102,8 +102,8 @@ def place(ledger: Ledger, slot: int, now_s: float) -> int:
     """Set the machines of both phases of a request that has just arrived; nothing is booked yet.
 
     Own pool, then mixed pool, then a machine of the other pool, which moves to the mixed pool; if a side is still
-    missing, the machine with the least prompt load takes both. Source: Splitwise, section IV-A; order and limits as the
-    published simulator has them. In static pools: own pool, then mixed pool, then the queue of whichever machine of the
+    missing, the machine with the least prefill load takes both. Source: Splitwise, section IV-A; order and limits as in
+    the published simulator. In static pools: own pool, then mixed pool, then the queue of whichever machine of the
     two has the least load.
 
     Mutates: requests, and pools where a machine spills into the mixed pool.

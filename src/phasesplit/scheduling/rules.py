@@ -24,18 +24,18 @@ class Batching(IntEnum):
     """How the machine-level scheduler forms the next iteration."""
 
     WHOLE = 0
-    """Whole prompts first, then the token phase: the paper's rule."""
+    """Whole prompts first, then decode: the paper's rule."""
     CHUNKED = 1
-    """The token phase first, then prompt chunks into what is left of the token budget: as today's engines do it."""
+    """Decode first, then prompt chunks into what is left of the token budget: as today's engines do it."""
 
 
 class Transfer(IntEnum):
-    """When the KV cache leaves the prompt machine."""
+    """When the KV cache leaves the prefill machine."""
 
     AUTO = 0
     """Layer by layer from `layerwise_from_tokens` prompt tokens on, serialized below."""
     SERIALIZED = 1
-    """All of it, after the prompt phase."""
+    """All of it, after prefill."""
     LAYERWISE = 2
     """Layer by layer, while the prompt is still being computed."""
 
@@ -54,24 +54,24 @@ class Rules:
         published: Follow the published simulator exactly, its defects included: whole-output KV reservation by the true
             length, the published look-up of times, transfers that neither overlap nor contend. All other fields but the
             limits are then fixed by it.
-        prompt_placement: Rule for the machine of the prompt phase, and for both phases of an unsplit cluster.
-        token_placement: Rule for the machine of the token phase.
-        batching: Rule of prompt, token and mixed machines.
+        prompt_placement: Rule for the machine of prefill, and for both phases of an unsplit cluster.
+        token_placement: Rule for the machine of decode.
+        batching: Rule of prefill, decode and mixed machines.
         unsplit_batching: Rule of unsplit machines.
         batch_prompt_tokens: Prompt tokens that a whole-prompt batch holds at most (a longer prompt runs alone), and the
             token budget of an iteration with chunked prompts; >= 1.
         batch_requests: Requests in a batch at most, 1 to 4,096.
-        spill_tokens: A prompt machine with a queue takes no request that lifts its pending tokens above this; >= 0.
+        spill_tokens: A prefill machine with a queue takes no request that lifts its pending tokens above this; >= 0.
         elastic: Machines move into the mixed pool and back as load shifts. False (static pools): none ever changes its
             pool, and a request that no pool takes queues where there is least to do.
-        preemption_limit: A token task that was passed over this often goes before everything else; >= 0.
+        preemption_limit: A decode task that was passed over this often goes before everything else; >= 0.
         repurpose_after_s: A machine this long in the mixed pool changes its home to the other phase; > 0.
         block_tokens: Tokens per KV block, a power of two, 1 to 4,096.
         kv_headroom: Share of KV blocks kept free when requests are admitted to a machine that runs others, [0, 0.5].
         hbm_share: Share of accelerator memory that weights and KV may fill, (0, 1].
-        transfer: When KV leaves the prompt machine.
+        transfer: When KV leaves the prefill machine.
         layerwise_from_tokens: Shortest prompt sent layer by layer under `Transfer.AUTO`; None: follows from the link.
-        streaming_slowdown: Extra prompt time per second of streaming while computing, >= 0; None: the link's default.
+        streaming_slowdown: Extra prefill time per second of streaming while computing, >= 0; None: the link's default.
         seed: Of the draws of randomised rules.
     """
 

@@ -1,7 +1,7 @@
 """The least loaded machine of a pool: looked for in a small cluster, at the root of a tournament tree in a large one.
 
-A tree is kept up to date for each load that a pool is asked for at every arrival: the prompt load of prompt, mixed and
-unsplit machines, the token load of token and mixed machines. The other combinations matter only when load spills over;
+A tree is kept up to date for each load that a pool is asked for at every arrival: the prefill load of prompt, mixed and
+unsplit machines, the decode load of token and mixed machines. The other combinations matter only when load spills over;
 `scan` looks at every machine of the pool then. Up to `SCANNED` machines it always does: that costs less than keeping
 trees up to date.
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from phasesplit._jit import jit, jit_inline
 
 PROMPT_LOAD, TOKEN_LOAD = 0, 1
-"""The two loads: what the rules for the prompt phase and for the token phase compare."""
+"""The two loads: what the rules for prefill and for decode compare."""
 
 NOBODY = -1
 """No machine. As an index it means the last column of `keys`, which holds WORST: nobody loses to everyone, unasked."""

@@ -11,7 +11,7 @@ from phasesplit.scheduling.lists import remove
 def withdraw(ledger: Ledger, slot: int, now_s: float) -> None:
     """End a request wherever it is: finished, stopped early, given up or lost. Its slot is free afterwards.
 
-    Its KV counts as having left the prompt machine once `requests["kv_ready_s"]` is set.
+    Its KV counts as having left the prefill machine once `requests["kv_ready_s"]` is set.
 
     Mutates: lanes, lists, machines, requests, counters, keys, trees.
     """

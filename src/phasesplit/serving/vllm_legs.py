@@ -61,5 +61,5 @@ class Legs:
         return self._kept | {leg.key: leg.prompt_tokens + leg.tokens for leg in self._legs.values() if leg.key}
 
     def pending_tokens(self) -> int:
-        """Return the prompt tokens still to be computed here, and one for each token phase."""
+        """Return the prompt tokens still to be computed here, and one for each decode."""
         return sum(1 if leg.tokens or leg.awaits else leg.prompt_tokens for leg in self._legs.values())

@@ -1,8 +1,8 @@
-"""Where the two sides of a split request meet, on the token machine.
+"""Where the two sides of a split request meet, on the decode machine.
 
-Both legs are sent at once, and each knows only what the gateway said. The prompt machine calls when its prompt phase is
+Both legs are sent at once, and each knows only what the gateway said. The prefill machine calls when its prefill is
 over: it hands over what vLLM's own connector needs to fetch the KV, where that one is used, and gets the token
-machine's first token back. vLLM's token machine computes the last position of the prompt again in order to sample, so
+machine's first token back. vLLM's decode machine computes the last position of the prompt again in order to sample, so
 it is its token that the text goes on from, and in half precision the two may differ.
 """
 
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 _REMEMBERED = 1_000
-"""First tokens that are kept for a prompt machine that calls late."""
+"""First tokens that are kept for a prefill machine that calls late."""
 
 
 class Meeting:
     """One request's.
 
     Attributes:
-        handover: What the prompt machine hands over.
-        first: The token machine's first choice object, None where it came to none.
+        handover: What the prefill machine hands over.
+        first: The decode machine's first choice object, None where it came to none.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class Meeting:
         self.guests = 0
 
     def hand_over(self, params: dict[str, Any]) -> None:
-        """Let the token machine go on."""
+        """Let the decode machine go on."""
         if not self.handover.done():
             self.handover.set_result(params)
 
     def tell_first(self, choice: dict[str, Any] | None) -> None:
-        """Let the prompt machine know the first token; only the first call counts."""
+        """Let the prefill machine know the first token; only the first call counts."""
         if not self.first.done():
             self.first.set_result(choice)
 
@@ -43,7 +43,7 @@ class Meeting:
 class Meetings:
     """All that somebody is at, and the first tokens of the latest that have ended.
 
-    A token machine may end a short answer before the prompt machine calls.
+    A decode machine may end a short answer before the prefill machine calls.
     """
 
     def __init__(self) -> None:

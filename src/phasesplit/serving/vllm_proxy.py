@@ -32,16 +32,16 @@ from phasesplit.serving.vllm_meetings import Meetings
 from phasesplit.serving.vllm_speaker import VllmSpeaker
 
 _AGREE_S = 5.0
-"""How long a prompt machine that has its first token waits for the token machine's, which waits no longer itself."""
+"""How long a prefill machine that has its first token waits for the decode machine's, which waits no longer itself."""
 _HANDOVER_S = 120.0
-"""How long a token machine waits to be told where to fetch KV."""
+"""How long a decode machine waits to be told where to fetch KV."""
 _EVENTS = {"Content-Type": "text/event-stream"}
 _JSON = {"Content-Type": "application/json"}
 _NIXL = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
 }  # fmt: skip
-"""What vLLM's NixlConnector asks of a prompt leg. Source: vllm 0.32, docs/features/nixl_connector_usage.md."""
+"""What vLLM's NixlConnector asks of a prefill leg. Source: vllm 0.32, docs/features/nixl_connector_usage.md."""
 
 
 class VllmProxy:
@@ -89,7 +89,7 @@ class VllmProxy:
                 self._speaker.drop(leg.key)
 
     async def handover(self, request: Request) -> JsonAnswer:
-        """Take what a prompt machine hands over; answer with our first token, 504 where there is none in time."""
+        """Take what a prefill machine hands over; answer with our first token, 504 where there is none in time."""
         try:
             told = _object(await read_body(request.receive))
             key, params = typed_field(told, "key", str), _object_in(told, "params")
@@ -132,7 +132,7 @@ class VllmProxy:
         if not leg.sends and not leg.awaits:
             body.pop("kv_transfer_params", None)
             if leg.key and self._speaker.settings.connector == "phasesplit":
-                body["kv_transfer_params"] = {"key": leg.key}  # the connector says when the prompt phase begins
+                body["kv_transfer_params"] = {"key": leg.key}  # the connector says when prefill begins
         if leg.sends:
             if is_nixl:
                 body["kv_transfer_params"] = _NIXL

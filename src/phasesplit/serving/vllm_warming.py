@@ -1,4 +1,4 @@
-"""A vLLM server's first requests, which no client waits for, and what they say of its prompt phase."""
+"""A vLLM server's first requests, which no client waits for, and what they say of its prefill."""
 
 import random
 import time
@@ -52,7 +52,7 @@ class FirstRequests:
     async def prompt_times_s(self) -> Mapping[int, float]:
         """Return the shortest time of prompts of some lengths, in tokens: of two, and of longer ones in about a second.
 
-        All of a request counts, also what the server does around the prompt phase, which takes it milliseconds.
+        All of a request counts, also what the server does around prefill, which takes it milliseconds.
 
         Raises:
             SpecError: It does not answer as it should.
@@ -90,7 +90,7 @@ class FirstRequests:
 
 
 def between(times_s: Mapping[int, float]) -> Callable[[Floats], Floats]:
-    """Return the time of the prompt phase by prompt tokens: straight lines through what was measured.
+    """Return the time of prefill by prompt tokens: straight lines through what was measured.
 
     Beyond the longest prompt measured the last line goes on: attention, which grows faster, would make layer-wise
     transfers pay even earlier. Below the shortest the first one does, down to 0.

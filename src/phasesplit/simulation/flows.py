@@ -1,7 +1,7 @@
 """KV transfers as flows that share network cards: each gets an equal share at both ends, and the smaller one counts.
 
 A flow is in one of these states. STREAMING: layer by layer while the prompt is computed, no faster than layers get
-ready. DRAINING: the prompt phase is over, the rest goes as fast as the cards let it. TAIL: all bytes are out, the
+ready. DRAINING: prefill is over, the rest goes as fast as the cards let it. TAIL: all bytes are out, the
 completion is on its way. WAITING_FOR_ROOM (published rules only): the destination was full, tried again every second.
 
 Sharing is equal and not max-min fair: what a flow leaves of its share at a faster end is not given to the others there,
@@ -22,7 +22,7 @@ UNLIMITED = 1e30
 
 @jit_inline
 def kv_bytes(ledger: Ledger, world: World, slot: int) -> float:
-    """Return the bytes of KV that a request's prompt phase leaves behind."""
+    """Return the bytes of KV that a request's prefill leaves behind."""
     return float(ledger.requests[slot]["prompt_tokens"] * world.kinds[0]["kv_bytes_per_token"])
 
 
@@ -80,7 +80,7 @@ def _share_again(ledger: Ledger, world: World, source: int, target: int, now_s: 
 def open_flow(
     ledger: Ledger, world: World, slot: int, state: int, left_bytes: float, cap_bytes_per_s: float, now_s: float
 ) -> None:
-    """Start a flow from a request's prompt machine to its token machine.
+    """Start a flow from a request's prefill machine to its decode machine.
 
     Mutates: requests, machines, world.future, world.clock.
     """
@@ -143,7 +143,7 @@ def close_flow(ledger: Ledger, world: World, slot: int, now_s: float) -> None:
 
 @jit_inline
 def end_streaming(ledger: Ledger, world: World, slot: int, now_s: float) -> None:
-    """Let a streaming flow drain, now that the prompt phase has ended: at least the last layer is still to go.
+    """Let a streaming flow drain, now that prefill has ended: at least the last layer is still to go.
 
     Mutates: requests, world.future, world.clock.
     """

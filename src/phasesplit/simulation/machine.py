@@ -85,7 +85,7 @@ def _streams(ledger: Ledger, world: World, machine: int, lane: int) -> bool:
 
 @jit_inline
 def _start_streams(ledger: Ledger, world: World, machine: int, now_s: float) -> None:
-    """Start the layer-wise transfers of a prompt iteration, which takes longer for them.
+    """Start the layer-wise transfers of a prefill iteration, which takes longer for them.
 
     Source: the slowdown of computing while streaming, see `domain.link.STREAMING_SLOWDOWN`.
     """
@@ -148,7 +148,7 @@ def end_step(ledger: Ledger, world: World, machine: int, now_s: float) -> None:
 
 @jit_part
 def _end_prompt_task(ledger: Ledger, world: World, machine: int, slot: int, now_s: float) -> None:
-    """End a prompt phase: its token is out, its KV stays, leaves for the token machine, or is not needed any more."""
+    """End a prefill: its token is out, its KV stays, leaves for the decode machine, or is not needed any more."""
     requests = ledger.requests
     end_prompt(ledger, slot)
     requests[slot]["emitted"] += 1

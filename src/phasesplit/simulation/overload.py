@@ -28,7 +28,7 @@ class Overload:
         growth_per_s: Requests by which it grew each second, over the second half of the arrivals.
         backlog: Requests in the system when the last one arrived.
         drain_s: Time from the last arrival to the end of the run.
-        binding: The resource that binds, as a phrase ("compute of the prompt pool").
+        binding: The resource that binds, as a phrase ("compute of the prefill pool").
     """
 
     growth_per_s: float

@@ -39,8 +39,8 @@ class PoolUse:
 
     Attributes:
         name: Role, count and machine, as on the command line.
-        prompt_share: Share of machine time in prompt iterations.
-        token_share: Share in token iterations.
+        prompt_share: Share of machine time in prefill iterations.
+        token_share: Share in decode iterations.
         mixed_share: Share in mixed iterations.
         kv_share: Mean share of KV blocks in use, growth of a step counted at its end.
         mean_batch: Mean requests in the batch over iterations, NaN without any.

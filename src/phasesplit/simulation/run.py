@@ -49,7 +49,7 @@ class Facts:
 
 
 Place = Callable[[Facts], tuple[int, int]]
-"""A custom placement rule: returns the numbers of the prompt machine and of the token machine (they may be equal)."""
+"""A custom placement rule: returns the numbers of the prefill machine and of the decode machine (they may be equal)."""
 
 
 def simulate(

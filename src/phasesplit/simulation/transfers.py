@@ -35,7 +35,7 @@ PUBLISHED_RETRY_S = 1.0
 
 @jit
 def try_published(ledger: Ledger, world: World, slot: int, now_s: float) -> None:
-    """Start a transfer by the published rules: a private link, after the prompt phase; full destinations are retried.
+    """Start a transfer by the published rules: a private link, after prefill; full destinations are retried.
 
     Mutates: requests, machines, world.future, world.clock.
     """
@@ -55,7 +55,7 @@ def try_published(ledger: Ledger, world: World, slot: int, now_s: float) -> None
 
 @jit
 def _land(ledger: Ledger, world: World, slot: int, blocks: int, now_s: float) -> bool:
-    """Hold room for a request's KV on its token machine, if it is there beside what the running batch will need."""
+    """Hold room for a request's KV on its decode machine, if it is there beside what the running batch will need."""
     machine = ledger.requests[slot]["token_machine"]
     machines = ledger.machines
     free = machines[machine]["capacity_blocks"] - machines[machine]["used_blocks"]
@@ -100,7 +100,7 @@ def stream(ledger: Ledger, world: World, slot: int, step_s: float, now_s: float)
 
 @jit_inline
 def send(ledger: Ledger, world: World, slot: int, now_s: float) -> None:
-    """Send a request's KV now that its prompt phase has ended: what is left of the stream, or all of it.
+    """Send a request's KV now that its prefill has ended: what is left of the stream, or all of it.
 
     Mutates: requests, machines, lists, world.future, world.clock.
     """

@@ -30,7 +30,7 @@ FUTURE = np.dtype([("time_s", "f8"), ("sequence", "i8"), ("place", "i8"), ("orde
 (-1: no event); and, apart from the entity, the heap itself."""
 
 KNOT_TOKENS, KNOT_S, TOKEN_S = range(3)
-"""Rows of `curves`: prompt tokens at the knots of f, prompt times there, and g at 0, 1, 2, ... requests."""
+"""Rows of `curves`: prompt tokens at the knots of f, prefill times there, and g at 0, 1, 2, ... requests."""
 
 DONE = np.dtype(
     [

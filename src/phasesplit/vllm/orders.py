@@ -58,7 +58,7 @@ class Piece:
         request: vLLM's name of the request.
         blocks: vLLM's blocks of the request.
         end: One behind the last block that is final after this step.
-        is_first: The prompt phase begins with it.
+        is_first: Prefill begins with it.
     """
 
     request: str
@@ -75,9 +75,9 @@ class Step:
         sends: Requests whose KV will leave, new ones.
         takes: Requests that wait for KV, new ones.
         pieces: Prompts of this step.
-        computed: Requests whose prompt phase is over; vLLM keeps their blocks until they are reported as sent.
+        computed: Requests whose prefill is over; vLLM keeps their blocks until they are reported as sent.
         given_up: Requests that ended before.
-        started: Keys of requests served whole whose prompt phase begins.
+        started: Keys of requests served whole whose prefill begins.
         computes: Whether the step computes anything.
     """
 
