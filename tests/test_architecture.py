@@ -23,6 +23,20 @@ WORLDLY_MODULES = {
     "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
 WORLDLY_CALLS = {"open", "print", "input", "breakpoint", "exec", "eval"}
+PATH_CALLS = {"read_text", "read_bytes", "write_text", "write_bytes"}
+OPEN_PATHS = {
+    "_jit.py": "hashes the sources that it compiles",
+    "atomic_files.py": "writes beside the place, then renames",
+    "cli": "copies a report to the place that is asked for",
+    "engine": "reads a model, and caches its packed weights",
+    "files": "reads and writes every other format",
+    "measuring": "reads what the kernel says of this host",
+    "pool": "reads how many cores the container may use",
+    "serving": "reads what the kernel says of its own processes",
+    "transfer": "reads the boot id of this host",
+    "vllm": "reads the configuration of a model",
+}
+"""Packages, and modules beside them, that open paths: what for."""
 SEEDED = {"default_rng", "SeedSequence"}
 SEEDED_TYPES = {"Generator", "BitGenerator", "PCG64"}
 MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(?:work|root|home|Users)/")
@@ -76,7 +90,7 @@ def vague_names(tree: ast.Module) -> list[str]:
     return found
 
 
-def _dotted(node: ast.expr) -> str:
+def _dotted(node: ast.expr | None) -> str:
     """Return `np.random.rand` for such a chain of attributes, the empty text for anything else."""
     if isinstance(node, ast.Name):
         return node.id
@@ -103,9 +117,39 @@ def worldly(tree: ast.Module) -> list[str]:
     return found
 
 
+JIT_MARKS = {
+    node.name
+    for node in parsed(SOURCES / "_jit.py").body
+    if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and _dotted(node.returns) == "F"
+}
+"""The decorators of `_jit`: its public functions that return the function they are given."""
+
+
+def path_openers(tree: ast.Module) -> list[str]:
+    """Return the calls that open, read or write a file by its path."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name):
+            opens = node.func.id == "open"
+        elif isinstance(node.func, ast.Attribute) and node.func.attr == "open":
+            # `path.open("rb")` and `path.open()`, but not `dispatcher.open(request)`.
+            modes = [*node.args, *(word.value for word in node.keywords if word.arg == "mode")]
+            options = {word.arg for word in node.keywords} <= {"mode", "encoding", "newline", "errors", "buffering"}
+            opens = _dotted(node.func) in ("os.open", "gzip.open", "io.open") or (
+                options and all(isinstance(mode, ast.Constant) and isinstance(mode.value, str) for mode in modes[:1])
+            )
+        else:
+            opens = isinstance(node.func, ast.Attribute) and node.func.attr in PATH_CALLS
+        if opens:
+            found.append(f"line {node.lineno} opens a path")
+    return found
+
+
 def is_jitted(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef) and any(
-        isinstance(mark, ast.Name) and mark.id in ("jit", "jit_inline") for mark in node.decorator_list
+        isinstance(mark, ast.Name) and mark.id in JIT_MARKS for mark in node.decorator_list
     )
 
 
@@ -251,9 +295,24 @@ def test_only_the_jit_module_and_the_kernels_import_numba() -> None:
     )
 
 
+def test_only_listed_packages_open_paths() -> None:
+    """A file would be read or written where nobody looks for its format."""
+    others = [path for path in modules() if path.relative_to(SOURCES).parts[0] not in OPEN_PATHS]
+    assert violations(path_openers, others) == []
+
+
+def test_every_decorator_of_the_jit_module_is_known() -> None:
+    """The laws for compiled functions would not see those compiled by one of the decorators."""
+    assert JIT_MARKS >= {"jit", "jit_inline", "jit_part"}
+
+
 @pytest.mark.parametrize(
     ("check", "wrong", "right"),
     [
+        (path_openers, "text = path.read_text()", "text = reader.text()"),
+        (path_openers, "path.open('rb')", "dispatcher.open(request)"),
+        (path_openers, "path.open(encoding='utf-8')", "breaker.open(now_s=1.0)"),
+        (path_openers, "open(path)", "opened(path)"),
         (numba_imports, "def f():\n    from numba.core import types", "from phasesplit._jit import jit"),
         (vague_names, "def _process_batch(): ...", "def processed(): ..."),
         (vague_names, "class PoolHelpers: ...", "class PoolManager: ..."),
@@ -277,6 +336,8 @@ def test_only_the_jit_module_and_the_kernels_import_numba() -> None:
             "@jit\ndef f(a):\n    a[0] = 1",
             '@jit\ndef f(a):\n    """F.\n\n    Mutates: a.\n    """\n    a[0] = 1',
         ),
+        (silent_writers, "@jit_part\ndef f(a):\n    a[0] = 1", "@jit_part\ndef _f(a):\n    a[0] = 1"),
+        (raising_kernels, "@jit_part\ndef f(a):\n    assert a", "@partial\ndef f(a):\n    assert a"),
         (raising_kernels, "@jit\ndef f(a):\n    raise ValueError", "def f(a):\n    raise ValueError"),
         (unclaimed_tests, "def test_a(): ...", 'def test_a():\n    """A."""'),
     ],
