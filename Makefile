@@ -1,5 +1,6 @@
 # Every target makes what it needs; `make help` lists them.
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -14,7 +15,7 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-extras install-clients install-vllm demo test test-extras test-vllm bench-vllm test-clients test-package check bench workloads clean
+.PHONY: help install install-extras install-clients install-vllm demo test test-slow test-extras test-vllm bench-vllm test-clients test-package check bench workloads clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -42,8 +43,14 @@ else
 	@python scripts/demo.py
 endif
 
-test: $(STAMP) ## run the tests
-	@pytest
+# Two processes that meet a cold cache would both compile. A module's tests stay in one process, and share what they start.
+test: $(STAMP) ## run the tests: two at a time (JOBS=2), then those that need the machine for themselves
+	@python tests/warm.py
+	@pytest -m 'not alone' -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	@pytest -m alone
+
+test-slow: $(STAMP) ## run the tests that take longest, and say how long
+	@pytest -m slow --durations=40 --durations-min=1
 
 test-extras: $(EXTRAS_STAMP) ## run the tests of the extras against the real packages
 	@$(EXTRAS_VENV)/bin/pytest tests/pool tests/files/test_operator_tables.py tests/files/test_time_sources.py \
