@@ -12,7 +12,12 @@ ABSENT = f"needs the reference files at ../{SHARED_DATA.relative_to(ROOT.parent)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `shared` where there are no reference files; their number is in the summary."""
+    """Put modules with slow tests first; skip tests marked `shared` where there are no reference files, and count them.
+
+    Where processes share the work, one would otherwise begin the longest module when the others have ended.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if SHARED_DATA.is_dir():
         return
     for item in items:

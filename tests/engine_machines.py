@@ -26,6 +26,7 @@ from phasesplit.transfer.layout import Greeting
 from phasesplit.transfer.post import Post
 from phasesplit.transfer.shared_memory import SharedPool
 from phasesplit.transfer.timing import Patience
+from waiting import eventually
 
 BLOCK = 32
 TINY = ModelConfig(
@@ -185,11 +186,7 @@ def turn(*machines: Machine) -> bool:
 
 def turn_until(holds: Callable[[], bool], *machines: Machine) -> None:
     """Take turns until something holds."""
-    end_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end_s, "waited in vain"
-        if not turn(*machines):
-            time.sleep(0.0005)
+    eventually(holds, lambda: turn(*machines) or time.sleep(0.0005))
 
 
 def served(machine: Machine, request: WorkerRequest, key: str = "whole") -> Heard:

@@ -9,12 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from waiting import eventually
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs" / "guide").glob("*.md"))
@@ -79,11 +82,12 @@ class Terminal:
             self._serving = subprocess.Popen(
                 ["/bin/bash", "-c", f"{self._before}exec {text}"], cwd=self.folder, stdout=file, stderr=file
             )
-        deadline_s = time.monotonic() + START_S
-        while "(ready in" not in log.read_text():
-            assert self._serving.poll() is None, log.read_text()
-            assert time.monotonic() < deadline_s, log.read_text()
-            time.sleep(0.1)
+        eventually(
+            lambda: "(ready in" in log.read_text() or self._serving.poll() is not None,
+            within_s=START_S,
+            why=log.read_text,
+        )
+        assert self._serving.poll() is None, log.read_text()
 
     def stop(self) -> None:
         """Press Ctrl-C where the cluster runs."""

@@ -15,6 +15,8 @@ from agreement.live_trace import drawn, told
 from agreement.sessions import Session, check_books, check_empty
 from phasesplit.gateway.replay import replay
 
+pytestmark = pytest.mark.slow
+
 ACTS = 250
 
 

@@ -22,6 +22,8 @@ from phasesplit.scheduling.rules import Rules
 from phasesplit.simulation.setup import State
 from phasesplit.simulation.world import COMPLETED, REFUSED
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-9
 
 LEDGER_COUNTS = (

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from agreement.asked import CHUNK_TOKENS, Answer, Asked, Words, answers, drawn
-from chaos.clusters import Cluster, cluster, wait_until
+from chaos.clusters import Cluster, cluster
 from phasesplit.engine.cached_file import cache_directory
 from phasesplit.engine.fetch import DEFAULT
 from phasesplit.engine.kernels import IS_COMPILED
 from phasesplit.engine.tiny import tiny_vocabulary
+from waiting import eventually
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 TINY = Words(
     model="tiny",
@@ -88,7 +89,7 @@ def demand_nothing_held(running: Cluster) -> None:
         used = running.metric("phasesplit_machine_kv_used_blocks")
         return running.holds_nothing() and blocks == used == 0
 
-    wait_until(holds_nothing)
+    eventually(holds_nothing)
     assert running.metric("phasesplit_kv_late_releases_total") == 0
 
 

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from waiting import eventually
+
 START_S, RECOVERY_S = 90.0, 30.0
 MODEL = "tiny"
 
@@ -37,14 +39,6 @@ class Answer(NamedTuple):
     def is_no_capacity(self) -> bool:
         """Whether the gateway asks to come back later."""
         return self.error is not None and self.error["code"] == "no_capacity"
-
-
-def wait_until(holds: Callable[[], Any], within_s: float = RECOVERY_S) -> None:
-    """Wait for something, or fail."""
-    deadline_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not come about in time"
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:
@@ -72,7 +66,7 @@ class Cluster:
             [*command, *options], stdout=self._output, stderr=subprocess.STDOUT, process_group=0
         )
         try:
-            wait_until(lambda: b"Stop it:" in self._read() or self.process.poll() is not None, START_S)
+            eventually(lambda: b"Stop it:" in self._read() or self.process.poll() is not None, within_s=START_S)
             found = re.search(r"on (http://\S+)", self.log)
             assert found is not None, self.log
         except BaseException:
@@ -183,10 +177,10 @@ class Cluster:
         """
         for pid in self.workers().values():
             os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: len(self.workers()) == 2)
-        wait_until(lambda: all(map(self._serves, self.workers())))
-        wait_until(lambda: self.complete("the", 2).finish_reason == "length")
-        wait_until(self.holds_nothing)
+        eventually(lambda: len(self.workers()) == 2)
+        eventually(lambda: all(map(self._serves, self.workers())))
+        eventually(lambda: self.complete("the", 2).finish_reason == "length")
+        eventually(self.holds_nothing)
 
     def _serves(self, worker: str) -> bool:
         """Return whether the gateway knows the start of a worker that runs now, and gives it work."""
@@ -208,7 +202,7 @@ class Cluster:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(10)
-        wait_until(lambda: not any(map(is_running, workers)), 10)
+        eventually(lambda: not any(map(is_running, workers)))
         self._output.close()
 
     def _read(self) -> bytes:

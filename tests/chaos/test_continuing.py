@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from chaos.clusters import Cluster, cluster, wait_until
+from chaos.clusters import Cluster, cluster
 from phasesplit.gateway.replay import replay
 from phasesplit.gateway.stages import STAGES, intervals
+from waiting import eventually
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.alone, pytest.mark.slow]
 
 TOKENS = 1000
 """Of most answers; long enough that machines are lost, and are back, before the end."""
@@ -84,7 +85,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def running(shared: Running) -> Running:
-    wait_until(shared.is_whole)
+    eventually(shared.is_whole)
     return shared
 
 
@@ -168,18 +169,18 @@ def test_answers_of_every_kind_go_on_without_a_seam(running: Running) -> None:
     results = together({name: lambda fields=fields: asked(whole.url, fields) for name, fields in kinds.items()})
     for victim in ("token-0", "token-1"):
         made += 11 * 2 * LAYERWISE_FROM_TOKENS
-        wait_until(lambda made=made: whole.metric("phasesplit_output_tokens_total") > made)
+        eventually(lambda made=made: whole.metric("phasesplit_output_tokens_total") > made)
         assert victim in running.busy(), "no answer was on the machine that is killed"
         whole.signal(victim, signal.SIGKILL)
     found = results()
     for name in kinds:
         assert found[name] == expected[name], name
 
-    wait_until(running.is_whole)
+    eventually(running.is_whole)
     records = running.records()[undisturbed:]
     assert len(records) == 11
     # What went on was long enough for a pair of machines.
-    wait_until(lambda: running.transfers() > transfers + len(records))
+    eventually(lambda: running.transfers() > transfers + len(records))
     assert whole.metric("phasesplit_continued_total") == continued + sum(record["continued"] for record in records)
     pauses_s = running.pauses_s()
     for record in records:
@@ -200,7 +201,7 @@ def test_answers_of_every_kind_go_on_without_a_seam(running: Running) -> None:
 def begun(running: Running, **fields: Any) -> tuple[Callable[[], dict[str, Any]], str]:
     """Begin an answer; return what waits for it, and the machine of its token phase, which is at work."""
     results = together({"it": lambda: asked(running.cluster.url, GREEDY | fields)})
-    wait_until(lambda: running.cluster.metric("phasesplit_live_requests", state="decoding") == 1)
+    eventually(lambda: running.cluster.metric("phasesplit_live_requests", state="decoding") == 1)
     (busy,) = running.busy()
     return results, busy
 
@@ -212,7 +213,7 @@ def test_the_machines_that_go_on_may_be_lost_too(running: Running) -> None:
     results, busy = begun(running)
     whole.signal("prompt-0", signal.SIGSTOP)
     whole.signal(busy, signal.SIGKILL)
-    wait_until(lambda: whole.metric("phasesplit_live_requests", state="prefilling") == 1)
+    eventually(lambda: whole.metric("phasesplit_live_requests", state="prefilling") == 1)
     whole.signal("prompt-0", signal.SIGKILL)
     assert results()["it"] == expected
     assert running.records()[-1]["continued"] == 2
@@ -225,13 +226,13 @@ def test_a_client_that_leaves_at_the_cut_leaves_nothing(running: Running) -> Non
     head = f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((place.hostname or "", place.port or 0), timeout=10) as client:
         client.sendall(head.encode() + body)
-        wait_until(lambda: whole.metric("phasesplit_live_requests", state="decoding") == 1)
+        eventually(lambda: whole.metric("phasesplit_live_requests", state="decoding") == 1)
         (busy,) = running.busy()
         whole.signal("prompt-0", signal.SIGSTOP)
         whole.signal(busy, signal.SIGKILL)
-        wait_until(lambda: whole.metric("phasesplit_live_requests", state="prefilling") == 1)
-    wait_until(lambda: whole.metric("phasesplit_live_requests") == 0)
+        eventually(lambda: whole.metric("phasesplit_live_requests", state="prefilling") == 1)
+    eventually(lambda: whole.metric("phasesplit_live_requests") == 0)
     whole.signal("prompt-0", signal.SIGCONT)
-    wait_until(running.is_whole)
-    wait_until(lambda: whole.metric("phasesplit_machine_kv_used_blocks") == 0)
+    eventually(running.is_whole)
+    eventually(lambda: whole.metric("phasesplit_machine_kv_used_blocks") == 0)
     assert running.records()[-1]["outcome"] == "client_gone"

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -21,6 +20,9 @@ from endpoints import Server, running_server
 from phasesplit import cli
 from phasesplit.cli import study_run
 from planning.studies import made_up_findings
+from waiting import eventually
+
+pytestmark = pytest.mark.slow
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i / 4},{40 + i},{4 + i % 3}\n" for i in range(8))
 BURST_GPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,20,8,28,Conversation log\n"
@@ -102,11 +104,8 @@ def running(words: list[str], ready: str, where: Path) -> Iterator[tuple[subproc
             [sys.executable, "-m", "phasesplit", *words], stdout=file, stderr=subprocess.STDOUT, cwd=where, text=True
         )
     try:
-        deadline_s = time.monotonic() + START_S
-        while ready not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline_s, log.read_text()
-            time.sleep(0.05)
+        eventually(lambda: ready in log.read_text() or process.poll() is not None, within_s=START_S, why=log.read_text)
+        assert process.poll() is None, log.read_text()
         yield process, log.read_text()
         process.send_signal(signal.SIGINT)
         assert process.wait(STOP_S) == 0, log.read_text()
@@ -184,10 +183,7 @@ def test_the_example_of_worker_joins(cluster: str, tmp_path: Path) -> None:
     (tmp_path / "join.key").write_text(FILES["join.key"])
     words = [SERVER.sub(cluster, word) for word in words]
     with running([*words, "--model", "tiny", "--name", "another"], "serves", tmp_path):
-        deadline_s = time.monotonic() + STOP_S
-        while "another" not in _top(cluster):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.2)
+        eventually(lambda: "another" in _top(cluster))
 
 
 def _top(url: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from files.test_profile_files import content
 from phasesplit import cli, figures, provision
 from phasesplit.cli import plan_progress
 from phasesplit.cli.options import COMPILING
@@ -22,6 +21,7 @@ from phasesplit.files.serve_files import load_served_cluster
 from phasesplit.files.specs import load_machine, load_model, write_cluster
 from phasesplit.files.time_sources import compare_sources
 from phasesplit.planning.plan import Plan, Step
+from profile_contents import content
 
 SMALL = shlex.split(
     "--model llama-3.1-70b --machines dgx-h100 --workload azure-conversation"

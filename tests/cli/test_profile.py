@@ -14,6 +14,8 @@ from phasesplit.measuring import engine_surroundings
 from phasesplit.measuring.engine_machine import EngineMachine
 from phasesplit.measuring.iterations import Shape
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Outcome:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from files.test_profile_files import content
 from phasesplit.cli import run
 from phasesplit.cli.serve import WorkersHere, _asked, traces_url
 from phasesplit.files.profile_files import write_machine_file, write_profile_file
 from phasesplit.files.profile_schema import ProfileSpec
 from phasesplit.files.serve_files import ServedCluster
+from profile_contents import content
 
 FILE = """\
 name: here

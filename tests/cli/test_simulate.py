@@ -18,6 +18,8 @@ from phasesplit import __version__, cli
 from phasesplit.errors import InfeasibleError, SimulationError
 from phasesplit.simulation import run as simulation
 
+pytestmark = pytest.mark.slow
+
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0.5,1000,20\n0.75,20,3\n2.5,3000,30\n9.5,40,100\n"
 SMALL = ("--model", "bloom-176b", "--pool", "prompt:2:dgx-h100", "--pool", "token:1:dgx-h100")
 TEN_S = (*SMALL, "--workload", "azure-conversation", "--rate", "4", "--duration", "10")

@@ -13,6 +13,8 @@ from phasesplit.errors import SpecError
 from phasesplit.files.traces import read_trace
 from phasesplit.files.workloads import load_workload
 
+pytestmark = pytest.mark.slow
+
 OWN = "arrival_s,prompt_tokens,output_tokens\n0.5,10,1\n1.5,20,2\n2.5,300000,3\n61.5,40,400\n"
 
 

@@ -19,6 +19,8 @@ from phasesplit.files.serve_files import load_served_cluster
 from phasesplit.scheduling.rules import Batching
 from phasesplit.serving.local_workers import Surroundings, worker_commands, worker_environment
 
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
+
 CLUSTER = """\
 name: here
 model: tiny

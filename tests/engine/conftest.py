@@ -4,17 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from engine_machines import Pair, asked, served_split
 from phasesplit.engine.cached_file import cache_directory, is_whole
 from phasesplit.engine.fetch import DEFAULT
 from phasesplit.engine.tiny import write_tiny_model
+from warm import compile_engine
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
     """Compile the rules of batches, which workers interpret: on a cold machine it takes longer than tests wait."""
-    with Pair() as pair:
-        served_split(pair, asked(range(3, 60), 3))
+    compile_engine()
 
 
 @pytest.fixture(scope="session")

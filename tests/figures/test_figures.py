@@ -15,6 +15,8 @@ from phasesplit.figures.latency import nines, tail_curve
 from phasesplit.figures.stages import mean_split, slowest_split
 from phasesplit.figures.usage import batch_bins
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_result_can_be_drawn(case: str, tmp_path: Path) -> None:

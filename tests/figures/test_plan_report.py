@@ -45,6 +45,8 @@ from phasesplit.planning.objective import Measure
 from phasesplit.planning.plan import Plan
 from phasesplit.planning.sensitivity import Axis, Point
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_page_is_whole_and_loads_nothing(case: str, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from phasesplit.figures.report import html_report
 from phasesplit.files.catalog import build_cluster
 from phasesplit.simulation.run import simulate
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 HOSTILE = """<script>alert("1")</script>&'"""
 

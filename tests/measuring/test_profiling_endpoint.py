@@ -15,6 +15,8 @@ from phasesplit.measuring.endpoint_facts import EndpointFacts, endpoint_facts
 from phasesplit.measuring.endpoint_machine import EndpointMachine
 from phasesplit.measuring.iterations import Shape
 
+pytestmark = pytest.mark.alone
+
 ROOM_S = 0.05
 """What a busy machine may add."""
 

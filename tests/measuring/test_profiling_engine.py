@@ -14,6 +14,8 @@ from phasesplit.measuring.engine_surroundings import attempted, kv_facts, link_f
 from phasesplit.measuring.iterations import Shape
 from phasesplit.measuring.power import NotReadableError, PowerMeter
 
+pytestmark = pytest.mark.alone
+
 KV_BYTES = 1 << 20
 
 

@@ -15,6 +15,8 @@ from phasesplit.errors import SpecError
 from phasesplit.measuring.prompts import Prompts
 from phasesplit.measuring.replay import LATE_S, Replay, replay
 
+pytestmark = pytest.mark.alone
+
 FIRST_S, GAP_S = 0.08, 0.03
 ROOM_S = 0.025
 """What a busy machine may add to an instant."""

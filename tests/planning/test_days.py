@@ -14,6 +14,8 @@ from phasesplit.planning.search import Found
 from phasesplit.scheduling.autoscaling import Joint, Policy, Static
 from planning.problems import offer, problem
 
+pytestmark = pytest.mark.slow
+
 SPLIT, UNSPLIT = Kind.STATIC, Kind.CHUNKED
 
 

@@ -49,6 +49,8 @@ from phasesplit.pool import InThisProcess
 from phasesplit.scheduling.rules import Rules
 from planning.studies import LESS_AT_EACH_RUNG, PER_MACHINE_PER_S, MadeUp, made_up_findings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def stock() -> Stock:

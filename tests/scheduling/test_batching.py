@@ -9,6 +9,8 @@ from phasesplit.scheduling.ledger import LENGTH, PREEMPTED, QUEUE, READY, TOKEN,
 from phasesplit.scheduling.lists import push
 from phasesplit.scheduling.rules import Batching, Rules
 
+pytestmark = pytest.mark.slow
+
 WHOLE = Rules(unsplit_batching=Batching.WHOLE, block_tokens=1, kv_headroom=0.0)
 
 

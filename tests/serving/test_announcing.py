@@ -14,6 +14,7 @@ from starlette.routing import Route
 from phasesplit.errors import SpecError
 from phasesplit.serving.announcing import Gateway, keep_announced
 from phasesplit.serving.listening import Listening
+from waiting import eventually_there
 
 
 class Desk:
@@ -30,12 +31,6 @@ class Desk:
 
     def app(self) -> Starlette:
         return Starlette(routes=[Route("/workers", self.__call__, methods=["POST"])])
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 def announcing(port: int, said: list[str], has_listener: Callable[[], bool]) -> "asyncio.Task[None]":
@@ -55,14 +50,14 @@ def test_it_says_so_until_somebody_listens_and_again_when_nobody_does() -> None:
         listening = Listening("127.0.0.1", 0)
         await listening.start(desk.app())
         task = announcing(listening.port, said, lambda: listens)
-        await until(lambda: len(desk.heard) >= 2)
+        await eventually_there(lambda: len(desk.heard) >= 2)
         listens = True
         await asyncio.sleep(0.6)
         before = len(desk.heard)
         await asyncio.sleep(0.6)
         assert len(desk.heard) == before
         listens = False
-        await until(lambda: len(desk.heard) > before)
+        await eventually_there(lambda: len(desk.heard) > before)
         assert desk.heard[0] == ("Bearer secret", {"url": "http://w", "facts": {"name": "w"}})
         assert said == []
         task.cancel()
@@ -97,10 +92,10 @@ def test_trouble_of_a_gateway_is_said_once_and_waited_for(status: int) -> None:
         listening = Listening("127.0.0.1", 0)
         await listening.start(desk.app())
         task = announcing(listening.port, said, lambda: False)
-        await until(lambda: len(desk.heard) >= 3)
+        await eventually_there(lambda: len(desk.heard) >= 3)
         assert said == [f"http://127.0.0.1:{listening.port} does not take this worker: {status}, another layout"]
         desk.status, before = 200, len(desk.heard)
-        await until(lambda: len(desk.heard) > before)
+        await eventually_there(lambda: len(desk.heard) > before)
         assert not task.done()
         task.cancel()
         await listening.stop()
@@ -118,7 +113,7 @@ def test_a_web_server_is_not_quoted_at_length() -> None:
         said, listening = list[str](), Listening("127.0.0.1", 0)
         await listening.start(Starlette(routes=[Route("/workers", page, methods=["POST"])]))
         task = announcing(listening.port, said, lambda: False)
-        await until(lambda: bool(said))
+        await eventually_there(lambda: bool(said))
         assert said[0].endswith("501, without a reason; what answers there may be no phasesplit gateway")
         task.cancel()
         await listening.stop()
@@ -134,11 +129,11 @@ def test_a_gateway_that_is_not_there_yet_is_waited_for() -> None:
         port, said, desk = listening.port, list[str](), Desk()
         await listening.stop()
         task = announcing(port, said, lambda: False)
-        await until(lambda: len(said) == 1)
+        await eventually_there(lambda: len(said) == 1)
         assert "nothing listens there" in said[0]
         listening = Listening("127.0.0.1", port)
         await listening.start(desk.app())
-        await until(lambda: len(desk.heard) == 1)
+        await eventually_there(lambda: len(desk.heard) == 1)
         task.cancel()
         await listening.stop()
 

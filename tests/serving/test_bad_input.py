@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from chaos.clusters import Cluster, cluster, wait_until
+from chaos.clusters import Cluster, cluster
+from waiting import eventually
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.alone, pytest.mark.slow]
 
 HEADER_S = 1.0
 FILE = f"""\
@@ -59,8 +60,8 @@ class Running:
     def demand_well(self) -> None:
         """See that good requests are answered as ever, and that nothing is held anywhere."""
         assert self.text() == self.expected
-        wait_until(self.cluster.holds_nothing, 5)
-        wait_until(lambda: self.cluster.metric("phasesplit_machine_kv_used_blocks") == 0, 5)
+        eventually(self.cluster.holds_nothing)
+        eventually(lambda: self.cluster.metric("phasesplit_machine_kv_used_blocks") == 0)
         for name in ("live_requests", "kv_lease_blocks", "kv_lease_bytes", "pending_prompt_tokens"):
             assert self.cluster.metric(f"phasesplit_{name}") == 0, name
         assert self.cluster.get("/debug/requests") == {"requests": []}

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from phasesplit.serving.supervisor import Command, Patience, Supervisor
+from waiting import eventually, eventually_there
+
+pytestmark = pytest.mark.alone
 
 FAST = Patience(first_wait_s=0.01, most_wait_s=0.05, quick_s=5.0, quick_deaths=3, probe_s=0.05, stalled_s=0.3)
 ANNOUNCE = "import json, sys, time; print(json.dumps({'url': 'u', 'epoch': int(sys.argv[1])}), flush=True); "
@@ -35,11 +38,6 @@ def supervisor(commands: dict[str, str], lines: list[str] | None = None, **chang
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:
@@ -66,7 +64,7 @@ def test_a_worker_that_dies_is_started_again_with_a_new_epoch() -> None:
         first = only(watched.listed())
         assert first["announcement"]["epoch"] == 5
         os.kill(first["pid"], signal.SIGKILL)
-        await until(lambda: only(watched.listed())["epoch"] == 6)
+        await eventually_there(lambda: only(watched.listed())["epoch"] == 6)
         await watched.announced()
         second = only(watched.listed())
         assert second["announcement"]["epoch"] == 6
@@ -136,7 +134,7 @@ def test_a_worker_that_stops_answering_is_killed_and_started_again() -> None:
         pid = only(watched.listed())["pid"]
         os.kill(pid, signal.SIGSTOP)
         is_stalled = True
-        await until(lambda: only(watched.listed())["epoch"] == 6)
+        await eventually_there(lambda: only(watched.listed())["epoch"] == 6)
         is_stalled = False
         assert not is_running(pid)
         await watched.stop(within_s=5)
@@ -161,7 +159,7 @@ def test_a_worker_is_not_killed_for_a_pause_of_the_host() -> None:
 
         watched = supervisor({"a": ANNOUNCE + "time.sleep(60)"}, answers=answers)
         watched.start()
-        await until(lambda: looks > 4)
+        await eventually_there(lambda: looks > 4)
         assert only(watched.listed())["restarts"] == 0
         await watched.stop(within_s=5)
 
@@ -179,9 +177,9 @@ def test_a_worker_that_hangs_before_it_is_up_is_killed_and_started_again() -> No
         patience = replace(FAST, start_s=0.3)
         watched = supervisor({"a": "import time; time.sleep(60)"}, lines, answers=answers, patience=patience)
         watched.start()
-        await until(lambda: only(watched.listed())["pid"] is not None)
+        await eventually_there(lambda: only(watched.listed())["pid"] is not None)
         pid = only(watched.listed())["pid"]
-        await until(lambda: only(watched.listed())["epoch"] == 6)
+        await eventually_there(lambda: only(watched.listed())["epoch"] == 6)
         assert not is_running(pid)
         assert "a: has not come up within 0 s: killed" in lines
         await watched.stop(within_s=5)
@@ -195,7 +193,7 @@ def test_stopping_asks_first_and_kills_those_that_do_not_listen() -> None:
         ANNOUNCE
         + "import signal; signal.signal(15, lambda *_: (print('bye', file=sys.stderr), sys.exit(0))); time.sleep(60)"
     )
-    deaf = ANNOUNCE + "import signal; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
+    deaf = ANNOUNCE + "import signal; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"
 
     async def test() -> None:
         lines: list[str] = []
@@ -206,9 +204,7 @@ def test_stopping_asks_first_and_kills_those_that_do_not_listen() -> None:
         await watched.announced()
         await asyncio.sleep(0.1)  # the handlers are set after the announcement
         pids = [worker["pid"] for worker in watched.listed()]
-        since_s = time.monotonic()
-        await watched.stop(within_s=0.5)
-        assert time.monotonic() - since_s < 3
+        await watched.stop(within_s=0.5)  # `run` would give up before the deaf one ends by itself
         assert lines == ["polite: bye"]
         assert not any(map(is_running, pids))
         assert [worker["restarts"] for worker in watched.listed()] == [0, 0]
@@ -239,7 +235,7 @@ def test_no_worker_outlives_a_supervisor_that_is_killed(is_stopped: bool) -> Non
         if (child := os.fork()) == 0:
             end_with_parent(os.getppid())
             print(os.getpid(), flush=True)
-            time.sleep(60)
+            time.sleep(3600)
         time.sleep(60)
     """)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
@@ -249,7 +245,4 @@ def test_no_worker_outlives_a_supervisor_that_is_killed(is_stopped: bool) -> Non
             os.kill(child, signal.SIGSTOP)
         parent.kill()
         parent.wait()
-        deadline_s = time.monotonic() + 30
-        while is_running(child) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        assert not is_running(child)
+        eventually(lambda: not is_running(child))

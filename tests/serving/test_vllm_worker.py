@@ -32,6 +32,7 @@ from phasesplit.serving.vllm_server import VllmServer, VllmSettings, command, de
 from phasesplit.serving.vllm_speaker import VllmSpeaker
 from phasesplit.serving.vllm_worker import run_vllm_worker
 from phasesplit.serving.worker import WorkerPlace
+from waiting import eventually
 
 METRICS = """# HELP vllm:num_requests_running Number of requests
 vllm:num_requests_running{engine="0",model_name="m"} 2.0
@@ -487,10 +488,7 @@ def test_no_process_of_vllm_outlives_its_worker(how: str) -> None:
         [sys.executable, "-c", _PARENT, how], capture_output=True, text=True, timeout=60, check=False
     )
     grandchild = int(ended.stderr.split()[0])
-    end_s = time.monotonic() + 30
-    while _is_running(grandchild):
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
+    eventually(lambda: not _is_running(grandchild))
 
 
 def _is_running(pid: int) -> bool:

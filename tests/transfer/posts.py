@@ -17,7 +17,8 @@ from phasesplit.transfer.post import Post
 from phasesplit.transfer.shared_memory import SharedPool
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.timing import Clock, Patience
-from transfer.wires import BLOCKS, LAYOUT, eventually, needles
+from transfer.wires import BLOCKS, LAYOUT, needles
+from waiting import eventually
 
 WAYS = ["shared-memory", "tcp"]
 OVER = (Departure.COMPLETED, Departure.FAILED)

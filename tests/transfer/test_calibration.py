@@ -14,6 +14,8 @@ from phasesplit.transfer.layout import Greeting, KvLayout
 from phasesplit.transfer.post import Post
 from phasesplit.transfer.shared_memory import SharedPool
 
+pytestmark = pytest.mark.alone
+
 LAYOUT = KvLayout(
     model="small", layers=8, kv_heads=4, head_dim=64, dtype="float32", block_tokens=32, block_layout="any"
 )

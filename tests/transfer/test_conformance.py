@@ -21,7 +21,8 @@ from phasesplit.transfer.receiver import POISON
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.tcp import TcpChannel
 from transfer import wires
-from transfer.wires import LAYOUT, TRANSPORTS, Receiving, Wire, eventually, none_left_open, open_files
+from transfer.wires import LAYOUT, TRANSPORTS, Receiving, Wire, none_left_open, open_files
+from waiting import PATIENCE_S, eventually
 
 WITH_PROCESSES = ["shared-memory", "tcp"]
 OpenWire = Callable[..., Wire]
@@ -485,7 +486,7 @@ def test_a_stranger_hurts_nobody(transport: str, garbage: bytes) -> None:
         stranger.connect(wire.address)
     with stranger:
         stranger.send(garbage)
-        stranger.settimeout(wires.PATIENCE_S)
+        stranger.settimeout(PATIENCE_S)
         eventually(lambda: len(wire.channels) == 2, wire.both)
         wire.settle()
         with contextlib.suppress(ConnectionResetError):

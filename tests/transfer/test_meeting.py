@@ -27,7 +27,8 @@ from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, 
 from phasesplit.transfer.states import Arrival, Departure
 from transfer.in_memory import InMemoryChannel, in_memory_pair
 from transfer.posts import OpenPair, Pair
-from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_sockets
+from transfer.wires import BLOCKS, LAYOUT, needles, open_sockets
+from waiting import eventually
 
 KEY = b"a cluster's key"
 PROMPT = Greeting(machine="prompt-0", epoch=1, layout=LAYOUT)

@@ -20,7 +20,8 @@ from phasesplit.transfer.shared_memory import SharedPool
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.timing import Patience
 from transfer.posts import OpenPair, Pair
-from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_files, open_sockets
+from transfer.wires import BLOCKS, LAYOUT, needles, open_files, open_sockets
+from waiting import eventually
 
 
 @pytest.mark.parametrize("first", ["order", "offer"])

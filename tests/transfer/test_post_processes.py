@@ -21,7 +21,8 @@ from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.timing import Patience
 from transfer import posts
 from transfer.posts import WAYS, Machine
-from transfer.wires import BLOCKS, LAYOUT, eventually, needles, open_sockets
+from transfer.wires import BLOCKS, LAYOUT, needles, open_sockets
+from waiting import eventually
 
 SHORT = Patience(lease_s=0.3, heartbeat_s=0.1, answer_s=0.5, transfer_s=0.6)
 

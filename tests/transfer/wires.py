@@ -6,8 +6,6 @@ import importlib.util
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, 
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.tcp import TcpListener, connect_tcp
 from transfer.in_memory import in_memory_pair
+from waiting import eventually
 
 os.environ.setdefault("UCX_TLS", "tcp,posix,sysv,cma,self")  # NIXL's UCX, on machines without RDMA
 os.environ.setdefault("UCX_LOG_LEVEL", "error")
@@ -32,15 +31,6 @@ LAYOUT = KvLayout(
     model="tiny", layers=3, kv_heads=2, head_dim=4, dtype="float32", block_tokens=4, block_layout="k then v"
 )
 BLOCKS = 16
-PATIENCE_S = 60.0
-
-
-def eventually(holds: Callable[[], bool], step: Callable[[], object] = lambda: time.sleep(0.001)) -> None:
-    """Repeat a step until something holds."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s, "waited in vain"
-        step()
 
 
 def needles(layout: KvLayout, blocks: int, seed: int = 0) -> NDArray[np.uint8]:

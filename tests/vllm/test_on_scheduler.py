@@ -2,7 +2,6 @@
 
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ import pytest
 
 from vllm_machines import MODEL_VARIABLE
 from vllm_scheduling import LEAST_STAGING_BYTES, LONGEST_TOKENS, WORDS, Machine
+from waiting import eventually
 
 pytestmark = [
     pytest.mark.skipif(MODEL_VARIABLE not in os.environ, reason="needs vLLM and its own environment: make test-vllm"),
@@ -65,11 +65,7 @@ def legs(chance: random.Random, machines: list[Machine], key: str, shared: list[
 
 def until(is_so: Callable[[], bool], machines: list[Machine], what: Callable[[], object]) -> None:
     """Step both machines until something holds."""
-    end_s = time.monotonic() + 60.0
-    while not is_so():
-        assert time.monotonic() < end_s, what()
-        for machine in machines:
-            machine.step()
+    eventually(is_so, lambda: [machine.step() for machine in machines], why=what)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
