@@ -1,17 +1,14 @@
-"""The skeleton of a report: one HTML page without scripts that loads nothing. Every text is escaped here."""
+"""The blocks of a report page without scripts that loads nothing; the HTML is in `templates`, every text escaped."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
-from math import isnan
+from functools import cache
+from typing import Any
 
-from phasesplit.figures.stylesheet import stylesheet
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup as Markup
 
-
-class Markup(str):
-    """Text that is HTML already; only functions of this module and drawings make it."""
-
-    __slots__ = ()
+from phasesplit.figures.style import THEME
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,84 +51,67 @@ def page(title: str, lead: str, blocks: Iterable[Markup], foot: str) -> str:
         blocks: What follows, in order.
         foot: The last line.
     """
-    body = "\n".join(blocks)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{stylesheet()}</style>\n</head>\n<body>\n"
-        f'<header>\n<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n</header>\n'
-        f"<main>\n{body}\n</main>\n<footer>{escape(foot)}</footer>\n</body>\n</html>\n"
-    )
+    light, dark = ([(name, pair[index]) for name, pair in THEME.items()] for index in (0, 1))
+    return str(_block("page", title, lead, list(blocks), foot, light, dark))
 
 
 def section(heading: str, *blocks: Markup) -> Markup:
     """Return blocks under a heading."""
-    return Markup(f"<section>\n<h2>{escape(heading)}</h2>\n" + "\n".join(blocks) + "\n</section>")
+    return _block("section", heading, blocks)
 
 
 def paragraph(text: str, kind: str = "") -> Markup:
     """Return a paragraph of that kind, one of the style sheet's classes."""
-    return Markup(f"<p{_class(kind)}>{escape(text)}</p>")
+    return _block("paragraph", text, kind)
 
 
 def banner(heading: str, lines: Sequence[str], *, alarm: bool) -> Markup:
     """Return a box that is not overlooked."""
-    points = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    inside = f"<ul>{points}</ul>" if len(lines) > 1 else escape("".join(lines))
-    return Markup(
-        f'<div class="banner{" alarm" if alarm else ""}" role="alert"><strong>{escape(heading)}</strong>{inside}</div>'
-    )
+    return _block("banner", heading, lines, alarm)
 
 
 def tiles(entries: Iterable[tuple[str, Cell]]) -> Markup:
     """Return a row of named figures, large."""
-    inside = "".join(f"<div><dt>{escape(name)}</dt><dd>{_cell(value)}</dd></div>" for name, value in entries)
-    return Markup(f'<dl class="tiles">{inside}</dl>')
+    return _block("tiles", entries)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], kind: str = "") -> Markup:
     """Return a table of that kind; the first column names its rows, others are numbers unless the kind is "words"."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
-    body = "\n".join("<tr>" + "".join(_table_cell(cell) for cell in row) + "</tr>" for row in rows)
-    inside = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>"
-    return Markup(f'<div class="scroll"><table{_class(kind)}>\n{inside}\n</table></div>')
+    return _block("table", columns, list(rows), kind)
 
 
 def drawings(entries: Iterable[Drawing]) -> Markup:
     """Return figures side by side, as many as there is room for."""
-    each = [f"<figure>{entry.svg}<figcaption>{escape(entry.caption)}</figcaption></figure>" for entry in entries]
-    inside = "\n".join(each)
-    return Markup(f'<div class="figures{" three" if len(each) == 3 else ""}">\n{inside}\n</div>')
+    return _block("drawings", list(entries))
 
 
 def beside(*blocks: Markup) -> Markup:
     """Return blocks next to one another where there is room."""
-    inside = "\n".join(f"<div>{block}</div>" for block in blocks)
-    return Markup(f'<div class="figures">\n{inside}\n</div>')
+    return _block("beside", blocks)
 
 
 def details(summary: str, *blocks: Markup) -> Markup:
     """Return blocks that are shown on demand."""
-    return Markup(f"<details><summary>{escape(summary)}</summary>\n" + "\n".join(blocks) + "\n</details>")
+    return _block("details", summary, blocks)
 
 
 def terms(entries: Iterable[tuple[str, str]]) -> Markup:
     """Return words and what they mean."""
-    inside = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in entries)
-    return Markup(f'<dl class="terms">{inside}</dl>')
+    return _block("terms", entries)
 
 
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
+def _block(name: str, *values: Any) -> Markup:
+    """Return what a macro of the template makes of values; a text that is no `Markup` is escaped."""
+    return Markup(getattr(_template(), name)(*values))  # noqa: S704 - made by a template with autoescape
 
 
-def _cell(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return escape(cell)
-    if isnan(cell.number):
-        return escape(cell.text)
-    return f'<data value="{float(cell.number)!r}">{escape(cell.text)}</data>'
-
-
-def _table_cell(cell: Cell) -> str:
-    return f"<td{_class('broken') if isinstance(cell, Value) and cell.broken else ''}>{_cell(cell)}</td>"
+@cache
+def _template() -> Any:
+    environment = Environment(
+        loader=PackageLoader("phasesplit.figures"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters["exact"] = lambda number: repr(float(number))
+    return environment.get_template("page.html").module
