@@ -30,13 +30,10 @@ class LoopClock:
     """The clock of the running event loop."""
 
     def now_s(self) -> float:
-        """See `Clock`."""
         return time.monotonic()
 
     def unix_s(self) -> float:
-        """See `Clock`."""
         return time.time()
 
     def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
-        """See `Clock`."""
         return asyncio.get_running_loop().call_later(max(0.0, when_s - self.now_s()), call)

@@ -55,17 +55,9 @@ class Desk:
         records: Callable[[Record], object] | None = None,
         log_ended: Callable[[], str] = str,
     ) -> None:
-        """Make an empty desk, and let the machines report to it.
+        """Begin without choices, and let the machines report here.
 
-        Args:
-            dispatcher: See the attributes.
-            workers: See the attributes.
-            codec: See the attributes.
-            clock: See the attributes.
-            limits: See the attributes.
-            meters: See the attributes.
-            records: Called with one JSON object for each choice that has ended.
-            log_ended: See the attributes.
+        `records` is called with one JSON object for each choice that has ended; all else is an attribute.
         """
         self.dispatcher, self.workers, self.codec = dispatcher, workers, codec
         self.clock, self.limits, self.meters = clock, limits, meters

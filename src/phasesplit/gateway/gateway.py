@@ -67,17 +67,9 @@ class Gateway:
     ) -> None:
         """Put a gateway together.
 
-        Args:
-            codec: See the attributes.
-            dispatcher: See the attributes.
-            connect: Makes the client of a machine's URL.
-            models: See the attributes.
-            clock: See the attributes.
-            limits: See the attributes.
-            keys: See the attributes.
-            heartbeats: How often machines are looked at.
-            records: Called with one JSON object for each choice that has ended.
-            log_ended: Returns why the log of decisions has ended early, nothing while it has not.
+        `connect` makes the client of a machine's URL, `heartbeats` says how often machines are checked, `records` is
+        called with one JSON object for each choice that has ended, and `log_ended` returns why the log of decisions has
+        ended early (nothing while it has not). All else is an attribute.
         """
         self.models, self.codec, self.clock = tuple(models), codec, clock
         self.limits, self.keys = limits or Limits(), keys or Keys()

@@ -56,12 +56,10 @@ class HttpWorker:
         self._opened: aiohttp.ClientSession | None = None
 
     async def prompt_leg(self, body: Mapping[str, Any]) -> Chunk:
-        """See `WorkerClient`."""
         lost = Event.PROMPT_LOST
         return read_chunk(await self._call("POST", "/v1/completions", body, self._answer, lost), lost)
 
     async def token_leg(self, body: Mapping[str, Any]) -> AsyncIterator[Chunk]:
-        """See `WorkerClient`."""
         lost = Event.TOKEN_LOST
         with _losses(lost):
             async with self._session.post(
@@ -75,11 +73,9 @@ class HttpWorker:
                         yield read_chunk(orjson.loads(text), lost)
 
     async def facts(self) -> dict[str, Any]:
-        """See `WorkerClient`."""
         return dict(await self._call("GET", "/facts", None, self._order, Event.WORKER_REFUSED))
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """See `WorkerClient`."""
         with _losses(Event.TOKEN_LOST):
             async with self._session.get(f"{self.url}/events", timeout=self._answer) as response:
                 if response.status != 200:
@@ -89,15 +85,12 @@ class HttpWorker:
                         yield orjson.loads(line)
 
     async def abort(self, key: str, why: str) -> None:
-        """See `WorkerClient`."""
         await self._tell("/abort", {"key": key, "why": why})
 
     async def role(self, epoch: int, role: str) -> None:
-        """See `WorkerClient`."""
         await self._tell("/role", {"epoch": epoch, "role": role})
 
     async def close(self) -> None:
-        """See `WorkerClient`."""
         if self._opened is not None:
             await self._opened.close()
 

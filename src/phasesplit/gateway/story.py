@@ -74,11 +74,7 @@ class Story:
     __slots__ = ("_first", "_latest", "name", "omitted")
 
     def __init__(self, name: str) -> None:
-        """Begin a story without events.
-
-        Args:
-            name: See the attributes.
-        """
+        """Begin a story without events."""
         self.name = name
         self.omitted = 0
         self._first: list[Entry] = []

@@ -331,12 +331,10 @@ class CompletionRequest(ClientRequest):
 
     @property
     def scored_tokens(self) -> int | None:
-        """See `ClientRequest`."""
         return self.logprobs
 
     @property
     def has_echo(self) -> bool:
-        """See `ClientRequest`."""
         return bool(self.echo)
 
 
@@ -374,7 +372,6 @@ class ChatRequest(ClientRequest):
 
     @property
     def scored_tokens(self) -> int | None:
-        """See `ClientRequest`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
