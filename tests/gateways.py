@@ -203,14 +203,14 @@ class Rig:
     def story(self, request: str = "") -> str:
         """Return what has happened to a request, or to all of them, as text for the messages of assertions."""
         names = [request] if request else [f"{record['request']}-{record['choice']}" for record in self.records]
-        names += [] if request else [choice.name for choice in self.gateway.desk.live]
-        return "\n".join(str(story) for name in names for story in self.gateway.desk.story(name))
+        names += [] if request else [choice.name for choice in self.gateway.in_flight.live]
+        return "\n".join(str(story) for name in names for story in self.gateway.in_flight.story(name))
 
     def demand_nothing_held(self) -> None:
         """Assert that no KV is owned anywhere, and no request is left."""
         assert [worker.held for worker in self.workers.values() if worker.held and not worker.is_dead] == []
         assert self.gateway.dispatcher.leases.machines() == {}
-        assert self.gateway.desk.live == ()
+        assert self.gateway.in_flight.live == ()
         assert self.gateway.dispatcher.live == 0
 
 

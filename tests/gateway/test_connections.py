@@ -40,7 +40,7 @@ def test_silent_machine_gives_up_its_requests() -> None:
                 rig.workers[name].hold("token 2")
             call = rig.complete()
             await settle()
-            pair = rig.gateway.desk.live[0].pair
+            pair = rig.gateway.in_flight.live[0].pair
             assert pair is not None
             rig.workers[pair.token].stall()
             await rig.pass_time(6.0)

@@ -99,7 +99,7 @@ def test_streams_go_on_without_a_seam(
             assert parts(call)[-1]["usage"] == parts(expected)[-1]["usage"]
             assert len({(event["id"], event["created"], event["model"]) for event in parts(call)}) == 1
             record = rig.records[0]
-            assert record["continued"] == record["attempts"] - 1 == rig.gateway.desk.meters.continued
+            assert record["continued"] == record["attempts"] - 1 == rig.gateway.in_flight.meters.continued
             assert record["outcome"] == "completed"
             await settle()
             rig.demand_nothing_held()
@@ -121,7 +121,7 @@ def test_what_machines_are_told_of_an_output_that_goes_on(state: State) -> None:
                 rig.workers[name].hold(f"token {place}")
             call = rig.complete(stream=True, max_tokens=8, min_tokens=6, seed=3, temperature=1, stop=["xyz", 200])
             await settle()
-            choice = rig.gateway.desk.live[0]
+            choice = rig.gateway.in_flight.live[0]
             assert (choice.progress.state, choice.pair is not None) == (state, True)
             rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
             for worker in rig.workers.values():
@@ -216,7 +216,7 @@ def test_a_continued_stream_keeps_its_first_instants() -> None:
                 worker.token_s = 1.0
             call = rig.complete(stream=True, max_tokens=4)
             await rig.pass_time(1.5)
-            victim = rig.gateway.desk.live[0].pair
+            victim = rig.gateway.in_flight.live[0].pair
             assert victim is not None
             rig.workers[victim.token].die()
             await rig.pass_time(4)
@@ -262,7 +262,7 @@ def test_what_a_broken_machine_says_behind_a_wrong_token_is_not_believed(stream:
                 worker.hold("token 2")
             call = rig.complete(stream=stream, max_tokens=6)
             await settle()
-            choice = rig.gateway.desk.live[0]
+            choice = rig.gateway.in_flight.live[0]
             for place, token in ((2, 9999), (3, ord("x"))):
                 choice.token(token, None, place, 1, "stop")
             choice.last_word("stop", 1)
@@ -282,7 +282,7 @@ def test_what_a_broken_machine_says_behind_a_wrong_token_is_not_believed(stream:
 
 async def lose_all(rig: Rig) -> None:
     """Kill all machines, that of the one request's token phase last."""
-    pair = rig.gateway.desk.live[0].pair
+    pair = rig.gateway.in_flight.live[0].pair
     assert pair is not None
     for name in sorted(rig.workers, key=lambda name: name == pair.token):
         rig.workers[name].stall()  # and nobody answers in its place
@@ -335,7 +335,7 @@ def test_stages_of_an_output_that_went_on_before_its_kv_had_arrived() -> None:
             call = rig.complete(stream=True, max_tokens=6)
             await settle()
             await rig.pass_time(1.5)
-            choice = rig.gateway.desk.live[0]
+            choice = rig.gateway.in_flight.live[0]
             assert (choice.progress.state, choice.pair is not None) == (State.TRANSFERRING, True)
             rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
             await rig.pass_time(2.0)
@@ -362,7 +362,7 @@ def test_a_client_that_leaves_at_the_cut_leaves_nothing(others: tuple[tuple[str,
                 worker.hold("token 2")
             call = rig.complete(stream=True, max_tokens=10)
             await settle()
-            victim = rig.gateway.desk.live[0].pair
+            victim = rig.gateway.in_flight.live[0].pair
             assert victim is not None
             rig.workers[victim.token].die()
             for _ in range(turns):
@@ -374,7 +374,7 @@ def test_a_client_that_leaves_at_the_cut_leaves_nothing(others: tuple[tuple[str,
             await rig.pass_time(1.0)
             assert [record["outcome"] for record in rig.records] == ["client_gone"]
             rig.demand_nothing_held()
-            assert rig.gateway.desk.queued == 0
+            assert rig.gateway.in_flight.queued == 0
 
     play(scenario())
 
@@ -386,7 +386,7 @@ def test_the_pair_that_goes_on_may_be_lost_too(side: str) -> None:
     async def scenario() -> None:
         async with Rig(THRICE) as rig:
             call = await held_stream(rig)
-            choice = rig.gateway.desk.live[0]
+            choice = rig.gateway.in_flight.live[0]
             for name in ("p1", "p2"):
                 rig.workers[name].hold("prompt")
             rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
@@ -415,7 +415,7 @@ def test_a_machine_that_is_lost_while_it_drains_costs_a_pause(order: str) -> Non
     async def scenario() -> None:
         async with Rig(THRICE) as rig:
             call = await held_stream(rig)
-            pair = rig.gateway.desk.live[0].pair
+            pair = rig.gateway.in_flight.live[0].pair
             assert pair is not None
             dispatcher, now_s = rig.gateway.dispatcher, rig.clock.now_s()
             spare = next(name for name in ("t1", "t2", "t3") if name != pair.token)

@@ -103,7 +103,7 @@ def test_a_decision_log_that_ended_is_shown() -> None:
     async def scenario() -> None:
         async with Rig() as rig:
             for why, shows in (("", 0), ("No space left on device", 1)):
-                rig.gateway.desk.log_ended = lambda why=why: why
+                rig.gateway.in_flight.log_ended = lambda why=why: why
                 values = shown((await rig.call("/metrics").answer()).body.decode())
                 assert values["phasesplit_decision_log_ended"] == {(): shows}
 

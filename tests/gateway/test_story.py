@@ -23,7 +23,7 @@ def test_a_lost_machine_is_told_with_its_reason() -> None:
             rig.workers["p2"].hold("prompt")
             call = rig.complete(max_tokens=5)
             await settle()
-            (choice,) = rig.gateway.desk.live
+            (choice,) = rig.gateway.in_flight.live
             assert choice.pair is not None
             first = choice.pair
             await rig.pass_time(0.5)
@@ -91,7 +91,7 @@ def test_a_request_that_waits_says_for_what_once() -> None:
                 worker.die()
                 worker.stall()
             await rig.pass_time(2.0)
-            (choice,) = rig.gateway.desk.live
+            (choice,) = rig.gateway.in_flight.live
             waits = [entry for entry in choice.story.entries() if entry.event == "waits"]
             assert [entry.why for entry in waits] == ["no machine serves"], rig.story()
             choice.tell(Event.TOKEN)

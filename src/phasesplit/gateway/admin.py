@@ -42,7 +42,7 @@ class AdminPages:
 
     async def metrics(self, _: Request) -> Response:
         """Show what Prometheus reads."""
-        return Response(metrics.exposition(self._gateway.desk), headers={"content-type": metrics.CONTENT_TYPE})
+        return Response(metrics.exposition(self._gateway.in_flight), headers={"content-type": metrics.CONTENT_TYPE})
 
     async def kv(self, request: Request) -> JsonAnswer:
         """List all KV leases."""
@@ -67,7 +67,7 @@ class AdminPages:
                     "prompt_machine": choice.pair.prompt if choice.pair else None,
                     "token_machine": choice.pair.token if choice.pair else None,
                 }
-                for choice in self._gateway.desk.live
+                for choice in self._gateway.in_flight.live
             ]
         })  # fmt: skip
 
@@ -75,7 +75,7 @@ class AdminPages:
         """Tell what has happened to one request, served now or not long ago, in order."""
         self._gateway.demand_client(request.headers.get("authorization"))
         name = request.path_params["request"]
-        stories = self._gateway.desk.story(name)
+        stories = self._gateway.in_flight.story(name)
         if not stories:
             raise RequestError(f"request {name[:80]}: it is not served now, and not among the last ones", status=404)
         return JsonAnswer(200, {"choices": [story.shown() for story in stories]})

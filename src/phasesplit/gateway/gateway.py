@@ -10,8 +10,8 @@ from phasesplit.errors import NoCapacityError
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.connections import Heartbeats, WorkerConnections
-from phasesplit.gateway.desk import Desk
 from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.in_flight import InFlightRequests
 from phasesplit.gateway.keys import bearer_key, key_accepted
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.meters import Meters
@@ -44,7 +44,7 @@ class Gateway:
         limits: What clients may ask of it.
         keys: Who may do what.
         clock: Its time.
-        desk: Its choices.
+        in_flight: Its requests.
         workers: Its machines, as they are called.
         dispatcher: Who chooses machines.
         meters: What it has counted.
@@ -76,7 +76,7 @@ class Gateway:
         self.dispatcher, self.meters = dispatcher, Meters()
         self.workers = WorkerConnections(dispatcher, clock, connect, heartbeats)
         self.created_s = int(clock.unix_s())
-        self.desk = Desk(
+        self.in_flight = InFlightRequests(
             dispatcher=dispatcher, workers=self.workers, codec=codec, clock=clock, limits=self.limits,
             meters=self.meters, records=records, log_ended=log_ended,
         )  # fmt: skip
@@ -109,7 +109,7 @@ class Gateway:
         await self.workers.close()
 
     def _cancel_all(self) -> None:
-        for choice in self.desk.live:
+        for choice in self.in_flight.live:
             choice.tell(Event.CANCELLED)
 
     @property

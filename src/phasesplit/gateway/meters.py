@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from phasesplit.gateway.stages import STAGES
 
 if TYPE_CHECKING:
-    from phasesplit.gateway.choice import Choice
+    from phasesplit.gateway.request import LiveRequest
     from phasesplit.gateway.states import Event
 
 LATENCIES_S = (
@@ -82,7 +82,7 @@ class Meters:
         if gap_s is not None:
             self.tbt.add(gap_s)
 
-    def ended(self, choice: "Choice") -> None:
+    def ended(self, choice: "LiveRequest") -> None:
         """Count a choice that has ended."""
         self.outcomes[choice.outcome] += 1
         stages = choice.stages

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from phasesplit.gateway.desk import Desk
+from phasesplit.gateway.in_flight import InFlightRequests
 from phasesplit.gateway.meters import Histogram
 from phasesplit.gateway.states import State
 from phasesplit.protocol.roles import ROLES
@@ -18,18 +18,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LIVE_STATES = (State.QUEUED, State.PREFILLING, State.TRANSFERRING, State.WAITING, State.DECODING)
 
 
-def exposition(desk: Desk) -> bytes:
+def exposition(requests: InFlightRequests) -> bytes:
     """Return the page."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(GatewayCollector(desk))
+    registry.register(GatewayCollector(requests))
     return generate_latest(registry)
 
 
 class GatewayCollector(Collector):
-    """Reads a desk's counts when the page is asked for; it keeps none itself."""
+    """Reads the gateway's counts when the page is asked for; it keeps none itself."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, requests: InFlightRequests) -> None:
+        self._in_flight = requests
 
     def collect(self) -> Iterator[Metric]:
         """Return all metrics."""
@@ -40,7 +40,7 @@ class GatewayCollector(Collector):
         yield from self._pools()
 
     def _requests(self) -> Iterator[Metric]:
-        meters, dispatcher = self._desk.meters, self._desk.dispatcher
+        meters, dispatcher = self._in_flight.meters, self._in_flight.dispatcher
         yield _counter("requests", "Choices that have ended, by how.", "outcome", meters.outcomes)
         responses = CounterMetricFamily(
             "phasesplit_http_responses", "Answers of the OpenAI endpoints.", labels=["path", "status"]
@@ -48,7 +48,7 @@ class GatewayCollector(Collector):
         for (path, status), count in sorted(meters.responses.items()):
             responses.add_metric([path, str(status)], count)
         yield responses
-        states = Counter(str(choice.progress.state) for choice in self._desk.live)
+        states = Counter(str(choice.progress.state) for choice in self._in_flight.live)
         live = {str(state): states[str(state)] for state in _LIVE_STATES}
         yield _gauge("live_requests", "Choices that are served now, by state.", "state", live)
         yield _total("retries", "Attempts given up for another pair of machines.", meters.retries)
@@ -65,7 +65,7 @@ class GatewayCollector(Collector):
         yield _one("pending_prompt_tokens", "Prompt tokens that wait or run.", dispatcher.pending_prompt_tokens)
 
     def _latencies(self) -> Iterator[Metric]:
-        meters = self._desk.meters
+        meters = self._in_flight.meters
         yield _histogram("ttft_seconds", "From arrival to the first token.", meters.ttft)
         yield _histogram("tbt_seconds", "Between two tokens of a choice.", meters.tbt)
         yield _histogram("e2e_seconds", "From arrival to the last token, of completed choices.", meters.e2e)
@@ -77,14 +77,14 @@ class GatewayCollector(Collector):
         yield family
 
     def _kv(self) -> Iterator[Metric]:
-        leases = self._desk.dispatcher.leases
+        leases = self._in_flight.dispatcher.leases
         held: Counter[tuple[str, str]] = Counter()
         for lease in leases:
             held[lease.machine, str(lease.purpose)] += lease.blocks
         names = ["machine", "purpose"]
         blocks = GaugeMetricFamily("phasesplit_kv_lease_blocks", "KV blocks under lease.", labels=names)
         sizes = GaugeMetricFamily("phasesplit_kv_lease_bytes", "KV bytes under lease.", labels=names)
-        for machine in self._desk.dispatcher.registry.connected():
+        for machine in self._in_flight.dispatcher.registry.connected():
             each = block_bytes(machine.facts.get("layout") or {})
             for purpose in ("prompt", "token"):
                 blocks.add_metric([machine.name, purpose], held[machine.name, purpose])
@@ -97,7 +97,7 @@ class GatewayCollector(Collector):
         yield _total("kv_late_releases", "Releases of KV leases that had ended before.", leases.late)
 
     def _machines(self) -> Iterator[Metric]:
-        now_s, machines = self._desk.clock.now_s(), self._desk.dispatcher.registry.connected()
+        now_s, machines = self._in_flight.clock.now_s(), self._in_flight.dispatcher.registry.connected()
         ages = {machine.name: now_s - machine.heard_s for machine in machines}
         yield _gauge("machine_facts_age_seconds", "Since a machine last said anything.", "machine", ages)
         for fact, name, text in (
@@ -123,8 +123,8 @@ class GatewayCollector(Collector):
         yield sent
 
     def _pools(self) -> Iterator[Metric]:
-        dispatcher = self._desk.dispatcher
-        views = dispatcher.pools(self._desk.clock.now_s())
+        dispatcher = self._in_flight.dispatcher
+        views = dispatcher.pools(self._in_flight.clock.now_s())
         members = Counter(view.pool for view in views if view.state == "serving")
         pools = {pool: members[pool] for pool in ROLES}
         yield _gauge("pool_machines", "Machines that serve in a pool.", "pool", pools)
@@ -143,7 +143,9 @@ class GatewayCollector(Collector):
         yield homes
         broken = {view.name: float(view.state in ("broken", "probing")) for view in views}
         yield _gauge("breaker_open", "1 while a machine is left alone after failures.", "machine", broken)
-        yield _one("decision_log_ended", "1 once the log of decisions takes no more.", bool(self._desk.log_ended()))
+        yield _one(
+            "decision_log_ended", "1 once the log of decisions takes no more.", bool(self._in_flight.log_ended())
+        )
         yield _one("degraded", "Reasons for which the cluster is not split as it should be.", len(dispatcher.degraded))
 
 

@@ -10,10 +10,10 @@ from starlette.types import Receive, Scope, Send
 
 from phasesplit.errors import GatewayError, NoCapacityError
 from phasesplit.gateway.body import bounded_body
-from phasesplit.gateway.exchange import Exchange
 from phasesplit.gateway.gateway import Gateway
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.order import Order, ordered
+from phasesplit.gateway.response_stream import ResponseStream
 from phasesplit.protocol.answers import ClientAnswer, model_list
 from phasesplit.protocol.asgi import ClientGoneError, JsonAnswer
 from phasesplit.protocol.completions import ClientRequest
@@ -77,7 +77,7 @@ class Generation:
             read = partial(self._read, body, number, held, context)
             request, orders = await asyncio.to_thread(read) if len(body) > _LONG_BODY_BYTES else read()
             answer = ClientAnswer(number, int(gateway.clock.unix_s()), request.model)
-            await Exchange(gateway.desk, request, orders, answer).serve(receive, send)
+            await ResponseStream(gateway.in_flight, request, orders, answer).serve(receive, send)
         finally:
             gateway.leave()
 

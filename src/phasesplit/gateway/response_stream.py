@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from phasesplit.errors import GatewayError
-from phasesplit.gateway.choice import Choice
-from phasesplit.gateway.desk import Desk
+from phasesplit.gateway.in_flight import InFlightRequests
 from phasesplit.gateway.order import Order
+from phasesplit.gateway.request import LiveRequest
 from phasesplit.gateway.states import Event
 from phasesplit.protocol import sse
 from phasesplit.protocol.answers import ClientAnswer, Piece, usage
@@ -23,26 +23,28 @@ _SLOW_READER_S = 30.0
 """How much longer than its request a client may take to read the answer."""
 
 
-class Exchange:
+class ResponseStream:
     """What one request and its client have to do with one another."""
 
-    def __init__(self, desk: Desk, request: ClientRequest, orders: Sequence[Order], answer: ClientAnswer) -> None:
-        """Make an exchange whose choices have not begun.
+    def __init__(
+        self, in_flight: InFlightRequests, request: ClientRequest, orders: Sequence[Order], answer: ClientAnswer
+    ) -> None:
+        """Make one whose choices have not begun.
 
         Args:
-            desk: Where choices are served.
+            in_flight: Where choices are served.
             request: The client's request.
             orders: Its choices.
             answer: What all parts of the answer share.
         """
-        self._desk, self._request, self._answer = desk, request, answer
+        self._in_flight, self._request, self._answer = in_flight, request, answer
         self._is_chat = isinstance(request, ChatRequest)
         streams = bool(request.stream)
-        self._choices = [Choice(desk, order, self._hear, streams=streams) for order in orders]
+        self._choices = [LiveRequest(in_flight, order, self._on_piece, streams=streams) for order in orders]
         self._open = len(self._choices)
         self._failure: Exception | None = None
         self._client_gone = False
-        self._pieces: deque[tuple[Choice, int, Piece]] = deque()
+        self._pieces: deque[tuple[LiveRequest, int, Piece]] = deque()
         self._news = asyncio.Event()
         self._introduced: set[int] = set()
 
@@ -56,8 +58,8 @@ class Exchange:
         watch = asyncio.get_running_loop().create_task(self._watch(receive))
         try:
             for choice in self._choices:
-                self._desk.begin(choice)
-            async with asyncio.timeout(self._desk.limits.request_s + _SLOW_READER_S):
+                self._in_flight.begin(choice)
+            async with asyncio.timeout(self._in_flight.limits.request_s + _SLOW_READER_S):
                 await (self._stream(send) if self._request.stream else self._whole(send))
         except TimeoutError:
             raise ClientGoneError from None
@@ -67,7 +69,7 @@ class Exchange:
                 if not choice.progress.ended:
                     choice.tell(Event.CLIENT_GONE if self._client_gone else Event.CANCELLED)
 
-    def _hear(self, choice: Choice, attempt: int, piece: Piece | None) -> None:
+    def _on_piece(self, choice: LiveRequest, attempt: int, piece: Piece | None) -> None:
         if piece is not None:
             self._pieces.append((choice, attempt, piece))
         else:

@@ -40,7 +40,7 @@ def go(rig: Rig) -> None:
 
 def of(rig: Rig, side: str) -> Any:
     """Return the machine of one side that the one request is on."""
-    pair = rig.gateway.desk.live[0].pair
+    pair = rig.gateway.in_flight.live[0].pair
     assert pair is not None
     return rig.workers[pair.prompt if side == "prompt" else pair.token]
 
@@ -55,7 +55,7 @@ def test_client_that_leaves_frees_everything(state: State, stream: bool) -> None
             hold(rig, state)
             call = rig.complete(stream=stream)
             await settle()
-            assert rig.gateway.desk.live[0].progress.state is state
+            assert rig.gateway.in_flight.live[0].progress.state is state
             call.leave()
             await call.answer()
             await settle()
@@ -193,7 +193,7 @@ def test_failed_transfer_is_prefilled_again() -> None:
                 rig.workers[name].faults["send"] = LegError("torn", Event.TRANSFER_FAILED)
             call = rig.complete()
             await settle()
-            assert rig.gateway.desk.live[0].progress.attempts == 2
+            assert rig.gateway.in_flight.live[0].progress.attempts == 2
             for name in ("p1", "p2"):
                 rig.workers[name].faults.clear()
             await rig.pass_time(0.25)
@@ -218,7 +218,7 @@ def test_retry_waits_for_a_machine_to_come_back() -> None:
             rig.workers["p"].die()
             await settle()
             assert call.status is None
-            assert rig.gateway.desk.queued == 1
+            assert rig.gateway.in_flight.queued == 1
             await rig.join("p", "prompt", epoch=2)
             await rig.join("t", "token", epoch=2)
             await settle()
@@ -236,20 +236,20 @@ async def queue_of(rig: Rig, prompts: list[str]) -> list[Call]:
     for prompt in prompts:
         calls.append(rig.complete(prompt))
         await settle()
-    for choice in reversed(rig.gateway.desk.live):
+    for choice in reversed(rig.gateway.in_flight.live):
         choice.tell(Event.TOKEN_LOST)
     await settle()
     for name in ("t", "p"):
         rig.workers[name].die()
         rig.workers[name].stall()  # else it answers when it is called again
     await rig.pass_time(0.5)
-    assert rig.gateway.desk.queued == len(prompts)
+    assert rig.gateway.in_flight.queued == len(prompts)
     return calls
 
 
 def waiting(rig: Rig) -> list[str]:
     """Return the prompts of the requests that wait, in the order in which they will be tried."""
-    return [bytes(choice.order.prompt_ids).decode() for choice in rig.gateway.desk.waiting]
+    return [bytes(choice.order.prompt_ids).decode() for choice in rig.gateway.in_flight.waiting]
 
 
 def test_queue_is_oldest_first() -> None:
@@ -285,7 +285,7 @@ def test_younger_requests_do_not_ask_before_the_oldest_has_a_pair() -> None:
         async with Rig() as rig:
             calls = await queue_of(rig, ["a", "bb", "ccc"])
             asked = rig.gateway.dispatcher.counts["no_capacity"]
-            rig.gateway.desk.retry_queued()
+            rig.gateway.in_flight.retry_queued()
             assert rig.gateway.dispatcher.counts["no_capacity"] == asked + 1
             for call in calls:
                 call.leave()
@@ -372,7 +372,7 @@ def test_prompts_wait_as_long_as_their_machine_gives_tokens() -> None:
             await settle()
             for _ in range(4):
                 await rig.pass_time(1.5)
-                rig.gateway.desk.last_token_s["p"] = rig.clock.now_s()
+                rig.gateway.in_flight.last_token_s["p"] = rig.clock.now_s()
             rig.workers["p"].go("prompt")
             await waits.answer()
             assert (waits.status, rig.gateway.meters.retries) == (200, 0)
@@ -388,7 +388,7 @@ def test_first_tokens_of_others_count_as_a_sign_of_life() -> None:
             await rig.pass_time(3.0)
             call = await rig.complete().answer()
             assert call.status == 200
-            assert rig.gateway.desk.last_token_s == {"p": rig.clock.now_s(), "t": rig.clock.now_s()}
+            assert rig.gateway.in_flight.last_token_s == {"p": rig.clock.now_s(), "t": rig.clock.now_s()}
 
     play(scenario())
 
@@ -401,7 +401,7 @@ def test_the_prompts_own_time_is_that_of_its_machine() -> None:
             rig.workers["p"].hold("prompt")
             call = rig.complete()
             await settle()
-            choice = rig.gateway.desk.live[0]
+            choice = rig.gateway.in_flight.live[0]
             choice.stages.prompt_started_s = None  # the report was lost
             await rig.pass_time(1.0)
             choice.prompt_took(PromptTimes(queued_s=0.1, prompt_s=0.75), 1)
@@ -573,7 +573,7 @@ def test_one_failed_choice_ends_the_others() -> None:
             rig.workers["t"].hold("token 2")
             call = rig.complete(["a", "ab"], stream=True)
             await settle()
-            rig.gateway.desk.live[0].tell(Event.TOKEN_LOST)
+            rig.gateway.in_flight.live[0].tell(Event.TOKEN_LOST)
             await call.answer()
             assert "error" in call.events[-1]
             await settle()

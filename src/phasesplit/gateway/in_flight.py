@@ -1,4 +1,4 @@
-"""What the choices of one gateway share, and where reports of machines find the choice they are about."""
+"""The requests in flight: what they share, who waits in which order, and which one a machine reports about."""
 
 import asyncio
 import logging
@@ -7,14 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from phasesplit.gateway.attempt import Attempt
-from phasesplit.gateway.choice import Choice, run
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.connections import WorkerConnections
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.meters import Meters
+from phasesplit.gateway.request import LiveRequest
 from phasesplit.gateway.states import Event
 from phasesplit.gateway.story import Stories, Story
 from phasesplit.gateway.verdicts import Lost
@@ -29,8 +28,8 @@ _PATIENCE = 3.0
 Record = dict[str, Any]
 
 
-class Desk:
-    """The choices that are served now.
+class InFlightRequests:
+    """The requests that are served now.
 
     Attributes:
         dispatcher: Chooses machines, and books what they hold.
@@ -55,37 +54,37 @@ class Desk:
         records: Callable[[Record], object] | None = None,
         log_ended: Callable[[], str] = str,
     ) -> None:
-        """Begin without choices, and let the machines report here.
+        """Begin without requests, and let the machines report here.
 
-        `records` is called with one JSON object for each choice that has ended; all else is an attribute.
+        `records` is called with one JSON object for each request that has ended; all else is an attribute.
         """
         self.dispatcher, self.workers, self.codec = dispatcher, workers, codec
         self.clock, self.limits, self.meters = clock, limits, meters
         self.log_ended = log_ended
         self.last_token_s: dict[str, float] = {}
         self._records = records
-        self._live: dict[Choice, None] = {}
-        self._by_key: dict[str, tuple[Choice, int]] = {}
+        self._live: dict[LiveRequest, None] = {}
+        self._by_key: dict[str, tuple[LiveRequest, int]] = {}
         self._on_machine: dict[str, set[str]] = {}
-        self._queue: deque[Choice] = deque()
+        self._queue: deque[LiveRequest] = deque()
         self._begun = 0
         self._stories = Stories()
         self._orders: set[asyncio.Task[None]] = set()
         workers.report_to(self)
 
     @property
-    def live(self) -> tuple[Choice, ...]:
-        """The choices that have not ended, oldest first."""
+    def live(self) -> tuple[LiveRequest, ...]:
+        """The requests that have not ended, oldest first."""
         return tuple(self._live)
 
     @property
     def queued(self) -> int:
-        """Choices that wait for a pair of machines."""
+        """Requests that wait for a pair of machines."""
         return len(self._queue)
 
     @property
-    def waiting(self) -> tuple[Choice, ...]:
-        """The choices that wait for a pair of machines, oldest first."""
+    def waiting(self) -> tuple[LiveRequest, ...]:
+        """The requests that wait for a pair of machines, oldest first."""
         return tuple(self._queue)
 
     @property
@@ -105,25 +104,25 @@ class Desk:
         Args:
             name: See `Stories.of`.
         """
-        return self._stories.of(name, (choice.story for choice in self._live))
+        return self._stories.of(name, (request.story for request in self._live))
 
-    def begin(self, choice: Choice) -> None:
-        """Take a new choice in, and ask for its machines."""
+    def begin(self, request: LiveRequest) -> None:
+        """Take a new request in, and ask for its machines."""
         self._begun += 1
-        choice.arrival = self._begun
-        self._live[choice] = None
-        choice.start()
+        request.arrival = self._begun
+        self._live[request] = None
+        request.start()
 
-    def enqueue(self, choice: Choice) -> bool:
-        """Let a choice wait for machines, in the order of arrivals; return whether there is a place in the queue.
+    def enqueue(self, request: LiveRequest) -> bool:
+        """Let a request wait for machines, in the order of arrivals; return whether there is a place in the queue.
 
-        A choice that waits already keeps its place.
+        A request that waits already keeps its place.
         """
-        if choice in self._queue:
+        if request in self._queue:
             return True
         if len(self._queue) >= self.limits.queued_requests:
             return False
-        insort(self._queue, choice, key=_arrival)
+        insort(self._queue, request, key=_arrival)
         return True
 
     def retry_queued(self) -> None:
@@ -137,29 +136,17 @@ class Desk:
     def check_stalls(self) -> None:
         """Give up the attempts whose machines live, but have told nothing for too long."""
         patience_s = self.patience_s
-        for choice in self.live:
-            choice.look_for_stall(patience_s)
+        for request in self.live:
+            request.check_stall(patience_s)
 
-    def send_legs(self, choice: Choice) -> dict[str, asyncio.Task[None]]:
-        """Send the legs of a choice's new attempt to its pair; return the tasks by side."""
-        pair, number = choice.pair, choice.progress.attempts
-        self._dequeue(choice)
-        if pair is None:
-            return {}
-        self._by_key[choice.key] = (choice, number)
+    def attempt_began(self, request: LiveRequest) -> None:
+        """Take note of the key of a request's new attempt, so that reports of machines find it."""
+        self._dequeue(request)
+        if (pair := request.pair) is None:
+            return
+        self._by_key[request.key] = (request, request.progress.attempts)
         for name in (pair.prompt, pair.token):
-            self._on_machine.setdefault(name, set()).add(choice.key)
-        attempt = Attempt(choice, pair)
-        prompt_worker, token_worker = self.workers.client(pair.prompt), self.workers.client(pair.token)
-        if prompt_worker is None or token_worker is None:
-            return {"token": run(attempt.gone(), choice, number)}
-        prompt, token = attempt.bodies(self.workers.address(pair.token))
-        legs = {}
-        if prompt is not None:
-            legs["prompt"] = run(attempt.prompt_leg(prompt_worker, prompt), choice, number)
-        if token is not None:
-            legs["token"] = run(attempt.token_leg(token_worker, token), choice, number)
-        return legs
+            self._on_machine.setdefault(name, set()).add(request.key)
 
     def abort(self, machine: str, key: str, why: str) -> None:
         """Let a machine drop what it keeps for an attempt; nobody waits for its answer."""
@@ -167,44 +154,44 @@ class Desk:
         self._orders.add(task)
         task.add_done_callback(self._orders.discard)
 
-    def retried(self, choice: Choice, *, continues: bool) -> None:
-        """Take note that a choice's attempt has been given up, and another will follow, behind its output or anew."""
-        self._forget(choice)
+    def retried(self, request: LiveRequest, *, continues: bool) -> None:
+        """Take note that a request's attempt has been given up, and another will follow, behind its output or anew."""
+        self._forget(request)
         self.meters.retries += 1
         self.meters.continued += continues
 
-    def ended(self, choice: Choice) -> None:
-        """Take note that a choice has ended."""
-        self._live.pop(choice, None)
-        self._dequeue(choice)
-        self._forget(choice)
-        self.meters.ended(choice)
-        self._stories.keep(choice.story)
+    def ended(self, request: LiveRequest) -> None:
+        """Take note that a request has ended."""
+        self._live.pop(request, None)
+        self._dequeue(request)
+        self._forget(request)
+        self.meters.ended(request)
+        self._stories.keep(request.story)
         if self._records is not None:
             try:
-                self._records(record(choice))
+                self._records(record(request))
             except Exception:
                 # The client's answer does not depend on somebody's full disk.
-                _LOG.exception("the record of %s is lost", choice.name)
+                _LOG.exception("the record of %s is lost", request.name)
 
-    def _dequeue(self, choice: Choice) -> None:
-        if choice in self._queue:
-            self._queue.remove(choice)
+    def _dequeue(self, request: LiveRequest) -> None:
+        if request in self._queue:
+            self._queue.remove(request)
 
-    def _forget(self, choice: Choice) -> None:
-        """Forget the present attempt of a choice."""
-        if self._by_key.pop(choice.key, None) is not None and choice.pair is not None:
-            for name in (choice.pair.prompt, choice.pair.token):
-                self._on_machine[name].discard(choice.key)
+    def _forget(self, request: LiveRequest) -> None:
+        """Forget the present attempt of a request."""
+        if self._by_key.pop(request.key, None) is not None and request.pair is not None:
+            for name in (request.pair.prompt, request.pair.token):
+                self._on_machine[name].discard(request.key)
 
     # Reports of machines
 
     def lost(self, lost: Iterable[Lost]) -> None:
-        """Tell the choices whose machines are gone."""
+        """Tell the requests whose machines are gone."""
         for key, side in lost:
-            choice, attempt = self._by_key.get(key, (None, 0))
-            if choice is not None:
-                choice.lost(side, attempt)
+            request, attempt = self._by_key.get(key, (None, 0))
+            if request is not None:
+                request.lost(side, attempt)
 
     def keys_on(self, machine: str) -> set[str]:
         """Return the attempts whose answer a machine has yet to end."""
@@ -213,37 +200,37 @@ class Desk:
 
     def on_event(self, machine: str, report: Mapping[str, Any]) -> None:
         """Take a machine's report about one attempt."""
-        for name, tell in (("prompt_started", Choice.prompt_started), ("kv_ready", Choice.kv_ready)):
+        for name, tell in (("prompt_started", LiveRequest.prompt_started), ("kv_ready", LiveRequest.kv_ready)):
             if name in report:
-                choice, attempt = self._by_key.get(str(report[name]), (None, 0))
-                if choice is None:
+                request, attempt = self._by_key.get(str(report[name]), (None, 0))
+                if request is None:
                     self.meters.absorbed(Event(name))
                 else:
-                    tell(choice, attempt)
+                    tell(request, attempt)
         if "gone" in report and report.get("why") not in ("completed", "aborted"):
-            choice, attempt = self._by_key.get(str(report["gone"]), (None, 0))
-            if choice is not None:
-                choice.let_go(machine, str(report.get("why")), attempt)
+            request, attempt = self._by_key.get(str(report["gone"]), (None, 0))
+            if request is not None:
+                request.abort(machine, str(report.get("why")), attempt)
 
 
-def _arrival(choice: Choice) -> int:
-    return choice.arrival
+def _arrival(request: LiveRequest) -> int:
+    return request.arrival
 
 
-def record(choice: Choice) -> Record:
-    """Return what a finished choice leaves for those who compare it with a prediction."""
-    order, pair = choice.order, choice.pair
+def record(request: LiveRequest) -> Record:
+    """Return what a finished request leaves for those who compare it with a prediction."""
+    order, pair = request.order, request.pair
     return {
         "request": order.number,
         "choice": order.index,
         "model": order.request.model,
-        "outcome": choice.outcome,
-        "finish_reason": choice.output.finish_reason,
+        "outcome": request.outcome,
+        "finish_reason": request.output.finish_reason,
         "prompt_tokens": len(order.prompt_ids),
-        "output_tokens": len(choice.output.ids),
-        "attempts": choice.progress.attempts,
-        "continued": choice.continued,
+        "output_tokens": len(request.output.ids),
+        "attempts": request.progress.attempts,
+        "continued": request.continued,
         "prompt_machine": pair.prompt if pair else None,
         "token_machine": pair.token if pair else None,
-        "ended_s": choice.age_s,
-    } | choice.stages.record()
+        "ended_s": request.age_s,
+    } | request.stages.record()
