@@ -21,9 +21,9 @@ from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.calibration import link_text, measure_link
 from phasesplit.transfer.channel import Channel, drive_receiver, drive_sender, wait_readable
 from phasesplit.transfer.chooser import Mode, threshold_tokens
-from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.transfer.layout import KvLayout, PeerInfo
 from phasesplit.transfer.offers import Reservation
-from phasesplit.transfer.post import Post
 from phasesplit.transfer.receiver import Receiver
 from phasesplit.transfer.sender import FRAME_BYTES, Sender
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
@@ -103,15 +103,15 @@ def calibration() -> None:
     print("\nlinks as a machine measures them at its start, both ends on one core, with SmolLM2-135M's KV in float32")
     pool = SharedPool(SMOL, 64)
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
-        greeting = Greeting(machine="bench", epoch=1, layout=SMOL)
-        post = Post(greeting, pool, BlockPool(64), directory=folder, tcp=("127.0.0.1", 0))
+        info = PeerInfo(machine="bench", epoch=1, layout=SMOL)
+        endpoint = KvEndpoint(info, pool, BlockPool(64), directory=folder, tcp=("127.0.0.1", 0))
         for name, transport in (("shared memory", "unix"), ("tcp", "tcp")):
             began = time.perf_counter()
-            link = measure_link(post, transport=transport)
+            link = measure_link(endpoint, transport=transport)
             took_s = time.perf_counter() - began
             threshold = threshold_tokens(SMOL, lambda tokens: tokens / PROMPT_TOKENS_PER_S, link)
             print(f"  {name:14} {link_text(link, threshold)} (at {PROMPT_TOKENS_PER_S} tokens/s; took {took_s:.2f} s)")
-        post.close()
+        endpoint.close()
     pool.close()
 
 
@@ -129,8 +129,8 @@ def exposed_times() -> None:
         with TokenMachine(name) as there, tempfile.TemporaryDirectory(prefix="kv") as folder:
             pool = SharedPool(SMOL, EXPOSED_BLOCKS)
             pool.blocks[:] = 1
-            post = Post(
-                Greeting(machine="prompt", epoch=1, layout=SMOL), pool, BlockPool(EXPOSED_BLOCKS), directory=folder
+            endpoint = KvEndpoint(
+                PeerInfo(machine="prompt", epoch=1, layout=SMOL), pool, BlockPool(EXPOSED_BLOCKS), directory=folder
             )
             for tokens in (64, 256, 1_024, 4_096):
                 products = max(1, round(tokens / FAST_TOKENS_PER_S / SMOL.layers / product_s))
@@ -144,8 +144,8 @@ def exposed_times() -> None:
                     plain_s.append(timed(lambda: [compute() for _ in range(SMOL.layers)]))
                     for mode in Mode:
                         key = f"{name}.{tokens}.{mode.value}.{number}"
-                        took_s = there.receive(post, key, tokens, compute, mode)
-                        exposed_s.setdefault(mode, []).append(post.outgoing.sent.last_exposed_s)
+                        took_s = there.receive(endpoint, key, tokens, compute, mode)
+                        exposed_s.setdefault(mode, []).append(endpoint.outgoing.sent.last_exposed_s)
                         longer_s.setdefault(mode, []).append(took_s - plain_s[-1])
                 plain = statistics.median(plain_s)
                 exposed = [statistics.median(exposed_s[mode]) * 1e3 for mode in Mode]
@@ -154,7 +154,7 @@ def exposed_times() -> None:
                     f"  {name:14} {tokens:6} {plain * 1e3:11.1f} ms {exposed[0]:11.1f} {exposed[1]:6.1f} ms"
                     f" {longer[0]:9.1%} {longer[1]:6.1%}"
                 )
-            post.close()
+            endpoint.close()
             pool.close()
 
 
@@ -170,13 +170,13 @@ class TokenMachine:
         self._process.start()
         self._address = self._pipe.recv()
 
-    def receive(self, post: Post, key: str, tokens: int, compute: Callable[[], None], mode: Mode) -> float:
-        """Let a post compute and send a prompt; return the time of its prompt phase, in seconds."""
-        out = post.outgoing
+    def receive(self, endpoint: KvEndpoint, key: str, tokens: int, compute: Callable[[], None], mode: Mode) -> float:
+        """Let an endpoint compute and send a prompt; return the time of its prompt phase, in seconds."""
+        out = endpoint.outgoing
         self._pipe.send((key, tokens))
         out.await_offer(key, "token", self._address, 1)
         while out.state(key) is Departure.AWAITED:
-            post.drive()
+            endpoint.poll()
         out.open(key, tuple(range(SMOL.blocks_for(tokens))))
         began = time.perf_counter()
         for layer in range(SMOL.layers):
@@ -187,8 +187,8 @@ class TokenMachine:
         if mode is Mode.SERIALIZED:
             out.send_all(key)
         while out.state(key) is Departure.SENT or out.state(key) is Departure.OPEN:
-            wait_readable(list(post.descriptors()), 0.001)
-            post.drive()
+            wait_readable(list(endpoint.descriptors()), 0.001)
+            endpoint.poll()
         if out.state(key) is not Departure.COMPLETED:
             raise SystemExit(f"transfer failed: {out.why(key)}")
         out.forget(key)
@@ -210,29 +210,29 @@ def take_in(name: str, folder: str, parent: Connection) -> None:
     pool = SharedPool(SMOL, EXPOSED_BLOCKS)
     pool.blocks[:] = 1
     over_tcp = name == "tcp"
-    post = Post(
-        Greeting(machine="token", epoch=1, layout=SMOL),
+    endpoint = KvEndpoint(
+        PeerInfo(machine="token", epoch=1, layout=SMOL),
         pool,
         BlockPool(EXPOSED_BLOCKS),
         directory=None if over_tcp else folder,
         tcp=("127.0.0.1", 0) if over_tcp else None,
     )
-    parent.send(post.address)
+    parent.send(endpoint.address)
     key = ""
     while True:
-        wait_readable([*post.descriptors(), parent.fileno()], 0.1)
+        wait_readable([*endpoint.descriptors(), parent.fileno()], 0.1)
         if parent.poll():
             order = parent.recv()
             if order is None:
                 break
             key, tokens = order
-            post.incoming.expect(key, tokens, "prompt", wants_note=False)
-        post.drive()
-        if key and post.incoming.state(key) is Arrival.READY:
-            post.incoming.release(key)
+            endpoint.incoming.expect(key, tokens, "prompt", wants_note=False)
+        endpoint.poll()
+        if key and endpoint.incoming.state(key) is Arrival.READY:
+            endpoint.incoming.release(key)
             parent.send(key)
             key = ""
-    post.close()
+    endpoint.close()
 
 
 def stay_on(place: int) -> None:
@@ -263,12 +263,12 @@ class Peer:
         blocks = layout.blocks_for(tokens)
         shape = (layout.layers, blocks, layout.block_bytes)
         pool = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
-        self._sender = Sender(Greeting(machine="prompt", epoch=1, layout=layout), pool)
+        self._sender = Sender(PeerInfo(machine="prompt", epoch=1, layout=layout), pool)
         self._blocks = tuple(range(blocks))
         self._tokens = tokens
         self._number = 0
         while self._sender.receiver is None:
-            self._drive()
+            self._poll()
         self.transfer()  # touches every page once
 
     def transfer(self) -> None:
@@ -278,7 +278,7 @@ class Peer:
         self._sender.open(reservation, self._blocks, time.monotonic() + 60.0)
         self._sender.send_all(reservation)
         while self._sender.state(reservation) not in (Departure.COMPLETED, Departure.FAILED):
-            self._drive()
+            self._poll()
         if self._sender.state(reservation) is Departure.FAILED:
             raise SystemExit(f"transfer failed: {self._sender.why(reservation)}")
         self._sender.forget(reservation)
@@ -303,7 +303,7 @@ def receive(transport: str, layout: KvLayout, tokens: int, path: str, parent: Co
     stay_on(1)
     blocks = layout.blocks_for(tokens)
     pool = SharedPool(layout, blocks)
-    receiver = Receiver(Greeting(machine="token", epoch=1, layout=layout), pool.blocks)
+    receiver = Receiver(PeerInfo(machine="token", epoch=1, layout=layout), pool.blocks)
     listener = TcpListener() if transport == "tcp" else SharedMemoryListener(path, pool)
     held = receiver.reserve("r", tokens, "prompt", time.monotonic())
     parent.send(listener.address if isinstance(listener, TcpListener) else path)

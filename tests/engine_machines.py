@@ -22,8 +22,8 @@ from phasesplit.engine.wire import WorkerRequest
 from phasesplit.protocol.worker import Address, Scored, SendKv, TakeKv
 from phasesplit.scheduling.rules import Batching, Rules
 from phasesplit.transfer.blocks import BlockPool
-from phasesplit.transfer.layout import Greeting
-from phasesplit.transfer.post import Post
+from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.shared_memory import SharedPool
 from phasesplit.transfer.timing import Patience
 from waiting import eventually
@@ -67,7 +67,7 @@ class StandIn:
 
 
 class Machine:
-    """An engine with its memory, and a post if it has a name."""
+    """An engine with its memory, and an endpoint if it has a name."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Machine:
         self.memory = SharedPool(layout, blocks)
         self.free = BlockPool(blocks)
         cache = KvCache(config, blocks, memory=self.memory.blocks)
-        self.post = None
+        self.endpoint = None
         if name:
-            self.post = Post(
-                Greeting(machine=name, epoch=epoch, layout=layout),
+            self.endpoint = KvEndpoint(
+                PeerInfo(machine=name, epoch=epoch, layout=layout),
                 self.memory,
                 self.free,
                 directory=folder if way == "shared-memory" else None,
@@ -105,15 +105,15 @@ class Machine:
         )
         self.forward = forward(config, cache)
         self.engine = Engine(
-            self.forward, cache, self.free, config, rules, post=self.post, poison=True,
+            self.forward, cache, self.free, config, rules, endpoint=self.endpoint, poison=True,
             token_bytes=lambda token: bytes([97 + token % 26]), **options,
         )  # fmt: skip
 
     def close(self) -> None:
         """Give back every handle, once the books of the blocks agree."""
         self.demand_consistent()
-        if self.post is not None:
-            self.post.close()
+        if self.endpoint is not None:
+            self.endpoint.close()
         self.memory.close()
 
     def demand_empty(self) -> None:
@@ -130,7 +130,7 @@ class Machine:
     def demand_consistent(self) -> None:
         """Fail unless the ledger's accounts are those of its requests, and cover every block that is really held."""
         check_machine(self.engine._bookings.ledger, 0)
-        leases = self.post.incoming._receiver.leases if self.post is not None else None
+        leases = self.endpoint.incoming._receiver.leases if self.endpoint is not None else None
         check_blocks(self.free, leases, self.engine._bookings.ledger)
 
 
@@ -223,8 +223,8 @@ class Pair:
 
     def submit_prompt(self, request: WorkerRequest, key: str, heard: Heard) -> None:
         """Send the prompt leg, as the gateway derives it."""
-        assert self.token.post is not None
-        where = self.token.post.address
+        assert self.token.endpoint is not None
+        where = self.token.endpoint.address
         address = Address(where["boot_id"], where["unix"], tuple(where["tcp"]) if where["tcp"] else None)
         sampling = replace(request.sampling, min_tokens=min(request.resumed_tokens + 1, request.sampling.min_tokens))
         transfer = SendKv(key, "t", self.token.epoch, address)

@@ -60,7 +60,7 @@ class Half:
         self.worker = worker_half(
             given, kv_layout, LONGEST_TOKENS, lambda pool: HostDevice(list(self.kv), pool.blocks), key=key
         )
-        self.slots, self.post = self.worker._slots, self.worker._mover._post
+        self.slots, self.endpoint = self.worker._slots, self.worker._mover._endpoint
         self.sent: set[str] = set()
         self.received: set[str] = set()
         self.failed: set[str] = set()
@@ -95,12 +95,13 @@ class Half:
 
     def is_clean(self) -> bool:
         """Return whether no staging slot is taken."""
-        return not self.slots.used and not self.post.free.used
+        return not self.slots.used and not self.endpoint.free.used
 
     def prompt_leg(self, key: str, tokens: int, to: "Half", changed: dict[str, Any] | None = None) -> Request:
         """Return a new request whose KV goes to another machine."""
         wants = {
-            "do_remote_decode": True, "key": key, "peer": to.name, "peer_epoch": to.epoch, "address": to.post.address,
+            "do_remote_decode": True, "key": key, "peer": to.name, "peer_epoch": to.epoch,
+            "address": to.endpoint.address,
         }  # fmt: skip
         request = Request(f"p.{key}", tokens, wants | (changed or {}))
         self.scheduler.arrived(request)

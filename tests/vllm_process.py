@@ -82,7 +82,7 @@ class Machine:
             if what == "threshold":
                 half._mover.threshold_tokens = order["tokens"]
             else:
-                outgoing = half._mover._post.outgoing
+                outgoing = half._mover._endpoint.outgoing
                 half._mover.do(lambda: outgoing.disconnect(order["peer"]))
         elif what == "forget":
             self.tell({"forgot": self._llm.reset_prefix_cache()})

@@ -134,7 +134,7 @@ class Machine:
     @property
     def address(self) -> dict[str, Any]:
         """Where it takes KV."""
-        return self.worker._mover._post.address
+        return self.worker._mover._endpoint.address
 
     @property
     def live(self) -> list[str]:
@@ -166,7 +166,7 @@ class Machine:
     def drop(self, key: str) -> None:
         """End a transfer as the gateway does."""
         mover = self.worker._mover
-        mover.do(lambda: mover.departures.abort_key(key, "dropped"))
+        mover.do(lambda: mover.sends.abort_key(key, "dropped"))
 
     def step(self) -> None:
         """Schedule and compute a step; an engine that schedules ahead hears of the one before only then."""
@@ -186,10 +186,10 @@ class Machine:
         found = {
             "vLLM's blocks": self._free_blocks - self._free(),
             "slots for KV that leaves": self.worker._slots.used,
-            "slots for KV that comes": mover._post.free.used,
-            "leaving": len(self.worker._leaving) + len(mover.departures._leaving),
-            "coming": len(mover.arrivals._coming),
-            "orders": len(mover._post.outgoing._orders),
+            "slots for KV that comes": mover._endpoint.free.used,
+            "leaving": len(self.worker._leaving) + len(mover.sends._leaving),
+            "coming": len(mover.receives._coming),
+            "orders": len(mover._endpoint.outgoing._orders),
             "scheduler": sum(map(len, (half._sending, half._awaiting, half._taken, half._begun, half._unbegun))),
         }
         return {place: count for place, count in found.items() if count}

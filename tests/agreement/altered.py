@@ -29,14 +29,14 @@ def alter_worker(way: str) -> None:
     """Let this worker poison what it frees, and listen in one way only."""
     from phasesplit.serving import embedded
 
-    post_of, engine_of, calibrated_of = embedded.Post, embedded.Engine, embedded.calibrated
+    endpoint_of, engine_of, calibrated_of = embedded.KvEndpoint, embedded.Engine, embedded.calibrated
     is_tcp = way == "tcp"
 
-    def post(*arguments: Any, **options: Any) -> Any:
+    def endpoint(*arguments: Any, **options: Any) -> Any:
         closed = {"directory": None} if is_tcp else {"tcp": None}
-        return post_of(*arguments, **options | closed, poison=True)
+        return endpoint_of(*arguments, **options | closed, poison=True)
 
-    embedded.Post = post
+    embedded.KvEndpoint = endpoint
     embedded.Engine = lambda *arguments, **options: engine_of(*arguments, **options, poison=True)
     embedded.calibrated = lambda *arguments, **_: calibrated_of(*arguments, transport="tcp" if is_tcp else "unix")
 

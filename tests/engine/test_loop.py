@@ -195,7 +195,7 @@ def test_output_ends_with_the_memory(batching: Batching) -> None:
     assert (len(heard.ids), heard.finished) == (6, Finished("length"))
 
 
-def test_legs_need_a_post() -> None:
+def test_legs_need_an_endpoint() -> None:
     """A leg would wait for ever on a machine that moves no KV."""
     from phasesplit.protocol.worker import TakeKv
 

@@ -31,8 +31,8 @@ class Sent:
         request = self.request
         if len(self.machines) == 2:
             here, there = self.machines
-            assert there.post is not None
-            where = there.post.address
+            assert there.endpoint is not None
+            where = there.endpoint.address
             address = Address(where["boot_id"], where["unix"], tuple(where["tcp"]) if where["tcp"] else None)
             transfer = (SendKv(self.key, there.name, 1, address), TakeKv(self.key, here.name, 1))[leg]
             request = replace(request, max_tokens=request.max_tokens if leg else 1, transfer=transfer)

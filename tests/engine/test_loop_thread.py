@@ -23,7 +23,7 @@ class Running:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.batches: list[list[Event]] = []
-        self.thread = EngineThread(machine.engine, machine.post, self._deliver)
+        self.thread = EngineThread(machine.engine, machine.endpoint, self._deliver)
 
     def _deliver(self, events: list[tuple[OnEvent, Event]]) -> None:
         self.batches.append([event for _, event in events])

@@ -172,9 +172,9 @@ def test_prompt_that_began_before_its_offer_came() -> None:
                     pair.submit_token(request, "late", legs[1])
                     for _ in range(5):
                         turn(pair.token)
-                        pair.prompt.post.drive()
+                        pair.prompt.endpoint.poll()
                 after_layer(layer)
-                states.append(pair.prompt.post.outgoing.state("late"))
+                states.append(pair.prompt.endpoint.outgoing.state("late"))
 
             return run(batch, after)
 
@@ -227,7 +227,7 @@ def test_blocks_that_are_still_written_to_stay_booked() -> None:
         pair.submit_token(asked(prompt(150), 5), "r", legs[1])
         turn(*pair.machines)
         pair.submit_prompt(asked(prompt(150), 5), "r", legs[0])
-        pair.run_until(lambda: pair.token.post.incoming.state("r") is Arrival.RECEIVING)
+        pair.run_until(lambda: pair.token.endpoint.incoming.state("r") is Arrival.RECEIVING)
         pair.token.engine.abort("r")
         facts = pair.token.engine.facts()
         assert (facts.held, facts.used_blocks) == ({"r": 5}, 5)
@@ -245,16 +245,16 @@ def test_blocks_that_are_still_read_stay_booked() -> None:
         pair.submit_token(asked(prompt(150), 5), "r", legs[1])
         turn(*pair.machines)
         pair.submit_prompt(asked(prompt(150), 5), "r", legs[0])
-        may_free = pair.prompt.post.outgoing.may_free
-        pair.prompt.post.outgoing.may_free = lambda _: False
-        pair.run_until(lambda: pair.prompt.post.outgoing.state("r") not in (Departure.AWAITED, Departure.OFFERED))
+        may_free = pair.prompt.endpoint.outgoing.may_free
+        pair.prompt.endpoint.outgoing.may_free = lambda _: False
+        pair.run_until(lambda: pair.prompt.endpoint.outgoing.state("r") not in (Departure.AWAITED, Departure.OFFERED))
         pair.prompt.engine.abort("r")
         for _ in range(3):
             turn(*pair.machines)
         facts = pair.prompt.engine.facts()
         assert (facts.held, facts.used_blocks, pair.prompt.free.used) == ({"r": 5}, 5, 5)
         assert not legs[0].has(KvLeft)
-        pair.prompt.post.outgoing.may_free = may_free
+        pair.prompt.endpoint.outgoing.may_free = may_free
         pair.run_until(lambda: legs[0].has(KvLeft))
         pair.token.engine.abort("r")
         pair.settle()
@@ -358,8 +358,8 @@ def test_prompt_evicted_while_its_kv_leaves_fails() -> None:
 def test_first_token_that_is_none_fails(note: bytes) -> None:
     """A defect of the prompt machine would end the token machine's engine, or become text."""
     with Pair() as pair:
-        send = pair.prompt.post.outgoing.note
-        pair.prompt.post.outgoing.note = lambda key, _: send(key, note)
+        send = pair.prompt.endpoint.outgoing.note
+        pair.prompt.endpoint.outgoing.note = lambda key, _: send(key, note)
         _, token = served_split(pair, asked(prompt(40), 5))
         assert not token.ids
         assert isinstance(token.bad[0], Failed)
@@ -373,7 +373,7 @@ def test_machines_full_of_kv_for_each_other_go_on() -> None:
         first, second, third = Heard(), Heard(), Heard()
         request = asked(prompt(150), 5)
         pair.submit_prompt(request, "there", first)
-        where = pair.prompt.post.address
+        where = pair.prompt.endpoint.address
         back = SendKv("back", "p", 1, Address(where["boot_id"], where["unix"], None))
         pair.token.engine.submit("back", replace(request, max_tokens=1, transfer=back), second)
         pair.run_until(lambda: bool(first.ids) and bool(second.ids))

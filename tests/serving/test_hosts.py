@@ -19,8 +19,8 @@ from phasesplit.serving.local_workers import Surroundings, worker_commands, work
 from phasesplit.serving.naming import worker_name
 from phasesplit.serving.start_up import start_up_s
 from phasesplit.transfer.blocks import BlockPool
-from phasesplit.transfer.layout import Greeting
-from phasesplit.transfer.post import Post
+from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.shared_memory import SharedPool
 from transfer.wires import BLOCKS, LAYOUT
 
@@ -70,10 +70,10 @@ def test_a_long_name_makes_no_long_path(tmp_path: Path) -> None:
     """A worker could not listen where its host has a long name: paths of sockets have 107 bytes."""
     paths = set()
     for name in ("n" * 128, "n" * 127):
-        greeting = Greeting(machine=name, epoch=int(time.time() * 1000), layout=LAYOUT, blocks=BLOCKS)
-        post = Post(greeting, SharedPool(LAYOUT, BLOCKS), BlockPool(BLOCKS), directory=str(tmp_path))
-        paths.add(Path(post.address["unix"]))
-        post.close()
+        greeting = PeerInfo(machine=name, epoch=int(time.time() * 1000), layout=LAYOUT, blocks=BLOCKS)
+        endpoint = KvEndpoint(greeting, SharedPool(LAYOUT, BLOCKS), BlockPool(BLOCKS), directory=str(tmp_path))
+        paths.add(Path(endpoint.address["unix"]))
+        endpoint.close()
     assert len(paths) == 2
     assert {path.parent for path in paths} == {tmp_path}
     assert {len(path.name) for path in paths} == {29}

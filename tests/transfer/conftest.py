@@ -1,10 +1,10 @@
-"""What tests of posts have in common."""
+"""What tests of endpoints have in common."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from transfer.posts import WAYS, OpenPair, Pair
+from transfer.pairs import WAYS, OpenPair, Pair
 from transfer.wires import none_left_open, open_files
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,7 +262,7 @@ def test_frame_outside_its_reservation_fails_that_transfer_alone(open_wire: Open
     other, reservation = wire.reserve(8, "other"), wire.reserve(8)
     lie = replace(reservation, blocks=(reservation.blocks[1], reservation.blocks[1] + 1))
     wire.sender.forget(reservation)
-    wire.sender._outbound.clear()  # the receiver is not told
+    wire.sender._queue.clear()  # the receiver is not told
     wire.sender.open(lie, (0, 1), 1_000.0)
     wire.sender.send(lie, 0)
     eventually(lambda: wire.sender.state(lie) is Departure.FAILED, wire.both)
@@ -513,7 +514,10 @@ def kill_in_mid_transfer(transport: str, layers: int) -> None:
     end = Receiving(transport)
     reservation = end.receiver.reserve("r", 16, "prompt-0", 0.0)
     blocks = ",".join(map(str, reservation.blocks))
-    sender = subprocess.Popen([sys.executable, wires.__file__, transport, end.address, blocks, str(layers)])
+    sender = subprocess.Popen(
+        [sys.executable, "-m", wires.__name__, transport, end.address, blocks, str(layers)],
+        cwd=Path(wires.__file__).parent.parent,
+    )
     try:
         arrived = functools.partial(end.receiver.layers_arrived, reservation.transfer)
         eventually(lambda: len(end.channels) == 1 and arrived() == layers, lambda: end.step(0.05))

@@ -5,7 +5,7 @@ import pytest
 from phasesplit.errors import TransferError
 from phasesplit.transfer.channel import Condition, drive_sender
 from phasesplit.transfer.failures import Reason
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.messages import Kind, Message
 from phasesplit.transfer.sender import Sender
 from phasesplit.transfer.states import Arrival, Departure
@@ -93,7 +93,7 @@ def test_an_offer_is_repeated_on_a_new_channel() -> None:
     wire = Wire("in-memory")
     reservation = wire.receiver.reserve("r", 16, "prompt-0", 0.0, offer=True)
     sending, wire.channels[1] = in_memory_pair()
-    again = Sender(wire.sender._greeting, wire.source)
+    again = Sender(wire.sender._info, wire.source)
     for _ in range(4):
         drive_sender(again, sending, 0.0)
         wire.both()
@@ -132,7 +132,7 @@ def test_older_life_of_a_machine_is_refused() -> None:
     for epoch in (4, 6):
         sending, wire.channels[epoch] = in_memory_pair()
         sending.offer(
-            Message(Kind.HELLO, text=wire.sender._greeting.to_text().replace(b'"epoch": 5', b'"epoch": %d' % epoch)),
+            Message(Kind.HELLO, text=wire.sender._info.to_text().replace(b'"epoch": 5', b'"epoch": %d' % epoch)),
             None,
         )
         wire.step()
@@ -194,10 +194,10 @@ def test_a_frame_that_lies_about_its_place(layer: int, first: int, blocks: int, 
 
 def test_a_peer_says_what_it_can_do() -> None:
     """A machine would use what its peer cannot do."""
-    ours = Greeting(machine="prompt-0", epoch=1, layout=LAYOUT, capabilities=("a", "b"))
+    ours = PeerInfo(machine="prompt-0", epoch=1, layout=LAYOUT, capabilities=("a", "b"))
     sender = Sender(ours, needles(LAYOUT, 1))
     assert sender.receiver is None
-    theirs = Greeting(machine="token-0", epoch=1, layout=LAYOUT, capabilities=("b", "c"))
+    theirs = PeerInfo(machine="token-0", epoch=1, layout=LAYOUT, capabilities=("b", "c"))
     sender.on_message(Message(Kind.WELCOME, text=theirs.to_text()), 0.0)
     assert sender.receiver is not None
     assert sender.receiver.capabilities == ("b", "c")

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from phasesplit.errors import TransferError
 from phasesplit.transfer.channel import Condition, drive_receiver, drive_sender
 from phasesplit.transfer.failures import NoRoomError, Reason
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.messages import Message
 from phasesplit.transfer.offers import Reservation
 from phasesplit.transfer.receiver import Receiver
@@ -32,7 +32,7 @@ class Interleavings(RuleBasedStateMachine):
         self.faults: list[Fault] = []
         self.pool = np.zeros((LAYOUT.layers, BLOCKS, LAYOUT.block_bytes), np.uint8)
         self.receiver = Receiver(
-            Greeting(machine="token-0", epoch=1, layout=LAYOUT), self.pool, lease_s=10.0, poison=True
+            PeerInfo(machine="token-0", epoch=1, layout=LAYOUT), self.pool, lease_s=10.0, poison=True
         )
         self.channels: dict[int, InMemoryChannel] = {}
         self.reserved: list[Reservation] = []
@@ -45,8 +45,8 @@ class Interleavings(RuleBasedStateMachine):
         """Start the sender again, with a new epoch and a new channel; the old one is not closed by anybody."""
         self.epoch += 1
         self.source = needles(LAYOUT, BLOCKS, seed=self.epoch)
-        greeting = Greeting(machine="prompt-0", epoch=self.epoch, layout=LAYOUT)
-        self.sender = Sender(greeting, self.source, frame_bytes=2 * LAYOUT.block_bytes)
+        info = PeerInfo(machine="prompt-0", epoch=self.epoch, layout=LAYOUT)
+        self.sender = Sender(info, self.source, frame_bytes=2 * LAYOUT.block_bytes)
         self.channel, receiving = in_memory_pair(self.next_fault, room=5)
         self.channels[self.epoch] = receiving
         self.opened: dict[int, tuple[Reservation, tuple[int, ...]]] = {}

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from phasesplit.errors import TransferError
 from phasesplit.transfer.checksum import checksum
 from phasesplit.transfer.failures import LayoutMismatchError
-from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.layout import KvLayout, PeerInfo
 from phasesplit.transfer.messages import HEADER_BYTES, LONGEST_FRAME_BYTES, LONGEST_TEXT_BYTES, Kind, Message, unpack
 from transfer.wires import LAYOUT
 
-GREETING = Greeting(machine="prompt-3", epoch=7, layout=LAYOUT, blocks=9, capabilities=("layer-wise",))
+GREETING = PeerInfo(machine="prompt-3", epoch=7, layout=LAYOUT, blocks=9, capabilities=("layer-wise",))
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 
@@ -47,7 +47,7 @@ def test_length_is_bounded(kind: Kind) -> None:
 
 def test_greeting_comes_back() -> None:
     """A machine would be registered under another name, epoch or layout."""
-    assert Greeting.from_text(GREETING.to_text()) == Greeting.from_text(GREETING.to_text(proof="x")) == GREETING
+    assert PeerInfo.from_text(GREETING.to_text()) == PeerInfo.from_text(GREETING.to_text(proof="x")) == GREETING
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_greeting_comes_back() -> None:
 def test_what_is_no_greeting_is_refused(text: bytes) -> None:
     """A stranger at the port would raise something that nobody expects."""
     with pytest.raises(TransferError):
-        Greeting.from_text(text)
+        PeerInfo.from_text(text)
 
 
 def test_equal_layouts_agree_and_unequal_ones_name_the_field() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from phasesplit.errors import TransferError
 from phasesplit.transfer import sender as sending
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.messages import LONGEST_TEXT_BYTES, Kind, Message
 from phasesplit.transfer.offers import Reservation, offer_text, read_offer
 from phasesplit.transfer.sender import Sender
@@ -55,8 +55,8 @@ def test_what_is_no_offer_is_refused(change: dict[str, object]) -> None:
 
 def ready_sender() -> Sender:
     """Return a sender that token-0 has welcomed."""
-    sender = Sender(Greeting(machine="prompt-0", epoch=1, layout=LAYOUT), needles(LAYOUT, BLOCKS))
-    theirs = Greeting(machine="token-0", epoch=1, layout=LAYOUT, blocks=BLOCKS)
+    sender = Sender(PeerInfo(machine="prompt-0", epoch=1, layout=LAYOUT), needles(LAYOUT, BLOCKS))
+    theirs = PeerInfo(machine="token-0", epoch=1, layout=LAYOUT, blocks=BLOCKS)
     sender.on_message(Message(Kind.WELCOME, text=theirs.to_text()), 0.0)
     said(sender)
     return sender

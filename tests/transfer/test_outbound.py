@@ -4,16 +4,16 @@ import numpy as np
 
 from phasesplit.transfer.checksum import checksum
 from phasesplit.transfer.messages import Kind, Message
-from phasesplit.transfer.outbound import Outbound
+from phasesplit.transfer.outbound import SendQueue
 from phasesplit.transfer.runs import Run
 from transfer.wires import LAYOUT, needles
 
 POOL = needles(LAYOUT, 8)
 
 
-def queued(*entries: Run | Message) -> Outbound:
+def queued(*entries: Run | Message) -> SendQueue:
     """Return the queue of a sender whose receiver is in epoch 3."""
-    outbound = Outbound(POOL)
+    outbound = SendQueue(POOL)
     outbound.epoch = 3
     for entry in entries:
         outbound.add(entry)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.transfer.channel import Channel, Condition, drive_receiver, drive_sender, wait_readable
-from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.layout import KvLayout, PeerInfo
 from phasesplit.transfer.nixl_channel import NixlListener, NixlMemory, connect_nixl, nixl_agent
 from phasesplit.transfer.offers import Reservation
 from phasesplit.transfer.receiver import POISON, Receiver
@@ -69,8 +69,8 @@ class Receiving:
         self.listener: TcpListener | SharedMemoryListener | NixlListener | None = None
         self.memories: list[NixlMemory] = []
         self.pool = self.shared.blocks if self.shared else np.zeros(shape, np.uint8)
-        greeting = Greeting(machine="token-0", epoch=epoch, layout=layout)
-        self.receiver = Receiver(greeting, self.pool, lease_s=lease_s, poison=True)
+        info = PeerInfo(machine="token-0", epoch=epoch, layout=layout)
+        self.receiver = Receiver(info, self.pool, lease_s=lease_s, poison=True)
         if transport == "tcp":
             self.listener = TcpListener()
         elif transport == "nixl":
@@ -142,8 +142,8 @@ class Wire(Receiving):
         self.source = needles(theirs or layout, blocks)
         memory = self.registered("prompt", self.source) if transport == "nixl" else None
         self.channel = sending or connect(transport, self.address, memory)
-        greeting = Greeting(machine="prompt-0", epoch=sender_epoch, layout=theirs or layout)
-        self.sender = Sender(greeting, self.source, frame_bytes=frame_bytes)
+        info = PeerInfo(machine="prompt-0", epoch=sender_epoch, layout=theirs or layout)
+        self.sender = Sender(info, self.source, frame_bytes=frame_bytes)
         eventually(lambda: self.sender.receiver is not None or bool(self.sender.lost_because), self.both)
 
     def both(self) -> None:
@@ -196,7 +196,7 @@ def send_in_another_process() -> None:
     transport, address, blocks_text, layers = sys.argv[1:5]
     blocks = tuple(int(text) for text in blocks_text.split(","))
     channel = connect(transport, address)
-    sender = Sender(Greeting(machine="prompt-0", epoch=1, layout=LAYOUT), needles(LAYOUT, BLOCKS))
+    sender = Sender(PeerInfo(machine="prompt-0", epoch=1, layout=LAYOUT), needles(LAYOUT, BLOCKS))
     reservation = Reservation("token-0", 1, 1, len(blocks) * LAYOUT.block_tokens, blocks)
     eventually(lambda: sender.receiver is not None, lambda: drive_sender(sender, channel, 0.0))
     sender.open(reservation, blocks, 1_000.0)
@@ -209,7 +209,7 @@ def send_in_another_process() -> None:
 
 def queued_bytes(sender: Sender) -> int:
     """Return how many bytes of blocks no channel has taken yet."""
-    outbound = sender._outbound
+    outbound = sender._queue
     return outbound._pool.shape[2] * sum(entry.blocks for entry in outbound._queue if isinstance(entry, Run))
 
 

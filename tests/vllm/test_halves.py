@@ -91,7 +91,7 @@ def test_an_offer_in_mid_pass_is_taken_up(pair: Pair) -> None:
     prompt.step({"p.k": (0, 8)}, {"p.k": (2, 3)}, then)
     prompt.until(lambda: "t.k" in token.received, token)
     np.testing.assert_array_equal(token.kv[:, 5:7], prompt.kv[:, 2:4])
-    prompt.until(lambda: prompt.post.outgoing.sent.transfers[Mode.LAYERWISE] == 1)
+    prompt.until(lambda: prompt.endpoint.outgoing.sent.transfers[Mode.LAYERWISE] == 1)
 
 
 def test_a_threshold_comes_down_the_line(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_threshold_comes_down_the_line(tmp_path: Path) -> None:
         hello = json.loads(line.recv(1 << 16))["hello"]
         assert hello["threshold_tokens"] is None
         assert Link(**hello["link"]).bytes_per_s > 0
-        sent = prompt.post.outgoing.sent
+        sent = prompt.endpoint.outgoing.sent
         assert not sum(sent.transfers.values())  # what was sent to measure is no traffic
         for key, mode in (("before", Mode.SERIALIZED), ("after", Mode.LAYERWISE)):
             request = prompt.prompt_leg(key, 8, token)
@@ -145,7 +145,7 @@ def test_a_threshold_that_changes_in_mid_prompt(pair: Pair, thresholds: tuple[in
     prompt.until(lambda: "t.k" in token.received, token)
     assert not token.failed
     np.testing.assert_array_equal(token.kv[:, :8], prompt.kv[:, :8])
-    prompt.until(lambda: prompt.post.outgoing.sent.transfers[Mode.LAYERWISE] == 1)
+    prompt.until(lambda: prompt.endpoint.outgoing.sent.transfers[Mode.LAYERWISE] == 1)
 
 
 def test_blocks_are_kept_until_a_late_offer_has_its_kv(pair: Pair) -> None:
@@ -160,7 +160,7 @@ def test_blocks_are_kept_until_a_late_offer_has_its_kv(pair: Pair) -> None:
     prompt.until(lambda: "p.k" in prompt.sent and "t.k" in token.received, token)
     np.testing.assert_array_equal(token.kv[:, 1:4], prompt.kv[:, 7:10])
     prompt.until(lambda: prompt.is_clean() and token.is_clean(), token)
-    assert [mode.value for mode in prompt.post.outgoing.sent.transfers] == ["serialized"]
+    assert [mode.value for mode in prompt.endpoint.outgoing.sent.transfers] == ["serialized"]
 
 
 def test_what_is_cached_here_is_not_written_over(pair: Pair) -> None:
@@ -308,7 +308,7 @@ def test_an_abort_of_the_prompt_frees_both_sides(pair: Pair, when: str) -> None:
     if when != "waiting":
         prompt.step({"p.k": (0, 8)}, {"p.k": (4, 5, 6)})
     if when == "computed":
-        prompt.post.outgoing.send_layer = Mock()  # type: ignore[method-assign]
+        prompt.endpoint.outgoing.send_layer = Mock()  # type: ignore[method-assign]
         prompt.step({"p.k": (8, 4)}, {"p.k": (4, 5, 6)})
     assert not prompt.finish(request, (4, 5, 6), "FINISHED_ABORTED")
     prompt.until(lambda: "t.k" in token.received, token)

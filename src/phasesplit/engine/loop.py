@@ -24,7 +24,7 @@ from phasesplit.protocol.worker import Scored
 from phasesplit.scheduling.rules import Rules
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.chooser import Mode
-from phasesplit.transfer.post import Post
+from phasesplit.transfer.endpoint import KvEndpoint
 
 _NO_TEXT = b""
 
@@ -35,10 +35,10 @@ class Engine:
     Args:
         forward: What computes iterations, over `cache`.
         cache: The KV cache.
-        pool: Which of its blocks are free; the post draws from it too.
+        pool: Which of its blocks are free; the endpoint draws from it too.
         config: The model.
         rules: How batches are formed; `block_tokens` as the cache has it.
-        post: What moves KV; None: requests are served whole only.
+        endpoint: What moves KV; None: requests are served whole only.
         token_bytes: The text of a token, none for one that is not text; needed where requests bring stop strings.
         clock: Returns the instant.
         threshold_tokens: The shortest prompt that is sent layer by layer.
@@ -58,7 +58,7 @@ class Engine:
         config: ModelConfig,
         rules: Rules,
         *,
-        post: Post | None = None,
+        endpoint: KvEndpoint | None = None,
         token_bytes: Callable[[int], bytes] | None = None,
         clock: Callable[[], float] = time.monotonic,
         threshold_tokens: int = 0,
@@ -67,7 +67,7 @@ class Engine:
     ) -> None:
         if rules.block_tokens != BLOCK_TOKENS:
             raise SpecError.bad("rules, field block_tokens", rules.block_tokens, f"{BLOCK_TOKENS}, as the KV cache's")
-        self._forward, self._config, self._clock, self._post = forward, config, clock, post
+        self._forward, self._config, self._clock, self._endpoint = forward, config, clock, endpoint
         self._token_bytes = token_bytes
         self._context_tokens = min(config.context_tokens, pool.blocks * BLOCK_TOKENS)
         self._memory = Memory(pool, cache, BLOCK_TOKENS, prefix_identity, poison=poison)
@@ -77,7 +77,7 @@ class Engine:
             self._memory,
             vocab=config.vocab,
             block_tokens=BLOCK_TOKENS,
-            post=post,
+            endpoint=endpoint,
             threshold_tokens=threshold_tokens,
         )
         self._is_draining = False
@@ -145,8 +145,8 @@ class Engine:
             Whether anything happened: there may be more to do at once.
         """
         now_s = self._clock()
-        if self._post is not None:
-            self._post.drive()
+        if self._endpoint is not None:
+            self._endpoint.poll()
             for sequence, first in self._roster.end_transfers(now_s):
                 self._emit(sequence, first, now_s)
         self._look_up_prefixes()
@@ -158,9 +158,9 @@ class Engine:
                 # All that are known before anyone takes more: that might push them out.
                 self._memory.share(sequence, first_row)
         has_landed = self._roster.land(now_s)
-        if has_landed and self._post is not None:
+        if has_landed and self._endpoint is not None:
             # The offers leave now: a long iteration may come before the next turn.
-            self._post.drive()
+            self._endpoint.poll()
         self._begin(lanes, now_s)
         has_news = bool(self._roster.events)
         if has_news and before_computing is not None:
@@ -172,7 +172,7 @@ class Engine:
     def facts(self) -> EngineFacts:
         """Return a snapshot."""
         machine = self._bookings.machine
-        sent = self._post.outgoing.sent.transfers if self._post is not None else {}
+        sent = self._endpoint.outgoing.sent.transfers if self._endpoint is not None else {}
         return EngineFacts(
             context_tokens=self._context_tokens,
             capacity_blocks=self._memory.pool.blocks,
@@ -200,7 +200,7 @@ class Engine:
         if tokens >= room:
             bound = "the context" if room == self._config.context_tokens else "the KV memory"
             return Refused(400, f"{tokens} prompt tokens leave no room for output: {bound} holds {room} tokens")
-        if request.transfer is not None and self._post is None:
+        if request.transfer is not None and self._endpoint is None:
             return Refused(400, "this worker moves no KV: it serves requests whole")
         return None
 

@@ -11,7 +11,7 @@ from phasesplit.engine.sequences import OnEvent, Sequence, Stages
 from phasesplit.engine.taking import Taking
 from phasesplit.errors import TransferError
 from phasesplit.protocol.worker import Scored
-from phasesplit.transfer.post import Post
+from phasesplit.transfer.endpoint import KvEndpoint
 
 _REMEMBERED = 1_000
 _LONGEST_STUCK_S = 2.0
@@ -25,12 +25,12 @@ class Roster:
         memory: The blocks.
         vocab: Tokens of the vocabulary.
         block_tokens: Tokens of a block.
-        post: What moves KV; None where nothing does.
+        endpoint: What moves KV; None where nothing does.
         threshold_tokens: The shortest prompt that is sent layer by layer.
 
     Attributes:
         sequences: Those that have not ended, by key.
-        sending: KV that leaves; None without a post.
+        sending: KV that leaves; None without an endpoint.
         events: What is to be told, and to whom.
         stages: Of the latest requests that ended.
     """
@@ -42,14 +42,14 @@ class Roster:
         *,
         vocab: int,
         block_tokens: int,
-        post: Post | None,
+        endpoint: KvEndpoint | None,
         threshold_tokens: int,
     ) -> None:
         self.sequences: dict[str, Sequence] = {}
-        self.sending = None if post is None else Sending(post, memory.pool, threshold_tokens, block_tokens)
+        self.sending = None if endpoint is None else Sending(endpoint, memory.pool, threshold_tokens, block_tokens)
         self.events: list[tuple[OnEvent, Event]] = []
         self.stages: deque[Stages] = deque(maxlen=_REMEMBERED)
-        self._taking = None if post is None else Taking(post.incoming, memory.pool)
+        self._taking = None if endpoint is None else Taking(endpoint.incoming, memory.pool)
         self._bookings, self._memory = bookings, memory
         self._vocab, self._block_tokens = vocab, block_tokens
         self._lingering: dict[str, Sequence] = {}  # ended, but a transfer uses blocks under their key

@@ -11,7 +11,7 @@ from phasesplit.errors import TransferError
 from phasesplit.protocol.worker import PromptTimes, Scored
 from phasesplit.transfer.blocks import BlockPool, Holding, Use
 from phasesplit.transfer.chooser import Mode, choose
-from phasesplit.transfer.post import Post
+from phasesplit.transfer.endpoint import KvEndpoint
 from phasesplit.transfer.states import Departure
 
 
@@ -19,7 +19,7 @@ class Sending:
     """Drives the outgoing transfers of this machine's prompts.
 
     Args:
-        post: What moves them.
+        endpoint: What moves them.
         pool: Who uses the machine's blocks; a transfer that is open uses those of its sequence.
         threshold_tokens: The shortest prompt that is sent layer by layer.
         block_tokens: Tokens of a block.
@@ -28,9 +28,9 @@ class Sending:
         threshold_tokens: As above; may be set at any time.
     """
 
-    def __init__(self, post: Post, pool: BlockPool, threshold_tokens: int, block_tokens: int) -> None:
+    def __init__(self, endpoint: KvEndpoint, pool: BlockPool, threshold_tokens: int, block_tokens: int) -> None:
         self.threshold_tokens = threshold_tokens
-        self._outgoing, self._drive, self._block_tokens = post.outgoing, post.drive, block_tokens
+        self._outgoing, self._poll, self._block_tokens = endpoint.outgoing, endpoint.poll, block_tokens
         self._pool = pool
         self._open: set[Sequence] = set()
         self._notes: dict[Sequence, bytes] = {}
@@ -87,7 +87,7 @@ class Sending:
         """Send the blocks of a layer that have become final; with the first ones, those of the layers before."""
         first_layer = layer
         if sequence not in self._open:
-            self._drive()
+            self._poll()
             if not self._opened(sequence):
                 return
             first_layer = 0

@@ -13,7 +13,7 @@ from phasesplit.engine.facts import EngineFacts
 from phasesplit.engine.loop import Engine
 from phasesplit.engine.sequences import OnEvent
 from phasesplit.engine.wire import WorkerRequest
-from phasesplit.transfer.post import Post
+from phasesplit.transfer.endpoint import KvEndpoint
 
 Command = Callable[[Engine], None]
 
@@ -26,7 +26,7 @@ class EngineThread:
 
     Args:
         engine: The engine, which nobody else calls from now on.
-        post: What moves its KV, if it moves any.
+        endpoint: What moves its KV, if it moves any.
         deliver: Called on the engine's thread, before and after an iteration, with all events and who is told of each.
         clock: Returns the instant.
 
@@ -38,13 +38,13 @@ class EngineThread:
     def __init__(
         self,
         engine: Engine,
-        post: Post | None,
+        endpoint: KvEndpoint | None,
         deliver: Callable[[list[tuple[OnEvent, Event]]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.facts: EngineFacts = engine.facts()
         self.error: BaseException | None = None
-        self._engine, self._post, self._deliver, self._clock = engine, post, deliver, clock
+        self._engine, self._endpoint, self._deliver, self._clock = engine, endpoint, deliver, clock
         self._commands: deque[Command] = deque()
         self._asleep, self._bell = socket.socketpair()
         self._asleep.setblocking(False)
@@ -122,7 +122,7 @@ class EngineThread:
         if is_busy or self._commands or self._is_stopped:
             self._is_quiet = False
         elif not self._is_quiet:
-            # Any call of the post may take in what came meanwhile: once more is looked before sleeping on it.
+            # Any call of the endpoint may take in what came meanwhile: once more is looked before sleeping on it.
             self._is_quiet = True
         else:
             self._is_quiet = False
@@ -137,7 +137,7 @@ class EngineThread:
         """Wait until a transfer can move, somebody rings, or a while has passed."""
         poll = select.poll()
         poll.register(self._asleep, select.POLLIN)
-        for descriptor, mask in (self._post.descriptors() if self._post is not None else {}).items():
+        for descriptor, mask in (self._endpoint.descriptors() if self._endpoint is not None else {}).items():
             poll.register(descriptor, mask)
         poll.poll(_LONGEST_SLEEP_S * 1e3)
         with contextlib.suppress(BlockingIOError):

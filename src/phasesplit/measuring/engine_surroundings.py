@@ -18,8 +18,8 @@ from phasesplit.measuring.iterations import Shape
 from phasesplit.measuring.power import PowerMeter
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.calibration import measure_link
-from phasesplit.transfer.layout import Greeting
-from phasesplit.transfer.post import Post
+from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.shared_memory import SharedPool
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ def host_link(model: PackedModel) -> "Link":
     layout = kv_layout(model.config, model.identity)
     blocks = max(4, _LINK_BYTES // (layout.layers * layout.block_bytes))
     with tempfile.TemporaryDirectory(prefix="phasesplit-") as folder:
-        greeting = Greeting(machine="profile", epoch=1, layout=layout, blocks=blocks)
-        post = Post(greeting, SharedPool(layout, blocks), BlockPool(blocks), directory=folder)
+        info = PeerInfo(machine="profile", epoch=1, layout=layout, blocks=blocks)
+        endpoint = KvEndpoint(info, SharedPool(layout, blocks), BlockPool(blocks), directory=folder)
         try:
-            return measure_link(post, transport="unix")
+            return measure_link(endpoint, transport="unix")
         finally:
-            post.close()
+            endpoint.close()
 
 
 def start_up_s(path: Path) -> float:

@@ -11,7 +11,7 @@ from phasesplit.scheduling.rules import Rules
 from phasesplit.transfer.blocks import Use
 from phasesplit.transfer.calibration import link_text, measure_link
 from phasesplit.transfer.chooser import Floats, ruled_tokens, threshold_tokens
-from phasesplit.transfer.post import Post
+from phasesplit.transfer.endpoint import KvEndpoint
 
 
 class Calibrated(NamedTuple):
@@ -26,37 +26,37 @@ class Calibrated(NamedTuple):
     text: str
 
 
-def calibrated(post: Post, forward: Computes, rules: Rules, *, transport: str) -> Calibrated:
+def calibrated(endpoint: KvEndpoint, forward: Computes, rules: Rules, *, transport: str) -> Calibrated:
     """Measure the link and the prompt phase, in about 0.1 s; nothing else may use either meanwhile.
 
     The prompt phase is taken to grow with the prompt alone: attention, which grows faster, would make layer-wise
     transfers pay even earlier.
 
     Args:
-        post: The machine's post.
+        endpoint: The machine's endpoint.
         forward: Its model.
         rules: Their `transfer` and `layerwise_from_tokens` overrule what was measured.
-        transport: The way, as the post's address calls it.
+        transport: The way, as the endpoint's address calls it.
 
     Raises:
         TransferError: A transfer failed, or there is no room for one.
     """
-    s_per_token = _prompt_s_per_token(post, forward)
+    s_per_token = _prompt_s_per_token(endpoint, forward)
 
     def prompt_time_s(tokens: Floats) -> Floats:
         return s_per_token * tokens
 
-    link = measure_link(post, transport=transport)
+    link = measure_link(endpoint, transport=transport)
     threshold = ruled_tokens(rules)
     if threshold is None:
-        threshold = threshold_tokens(post.greeting.layout, prompt_time_s, link)
+        threshold = threshold_tokens(endpoint.info.layout, prompt_time_s, link)
     return Calibrated(threshold, link_text(link, threshold))
 
 
-def _prompt_s_per_token(post: Post, forward: Computes) -> float:
+def _prompt_s_per_token(endpoint: KvEndpoint, forward: Computes) -> float:
     """Return the seconds that a token of a prompt of one block keeps this thread computing: waiting is left out."""
-    tokens = post.greeting.layout.block_tokens
-    own = post.free.hold("calibration", Use.COMPUTE, 1)
+    tokens = endpoint.info.layout.block_tokens
+    own = endpoint.free.hold("calibration", Use.COMPUTE, 1)
     batch = Batch(
         tokens=np.zeros(tokens, np.int32),
         positions=np.arange(tokens, dtype=np.int32),
@@ -67,5 +67,5 @@ def _prompt_s_per_token(post: Post, forward: Computes) -> float:
     since_s = time.thread_time()
     forward.run(batch)
     took_s = time.thread_time() - since_s
-    post.free.give(own)
+    endpoint.free.give(own)
     return took_s / tokens

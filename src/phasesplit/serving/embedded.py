@@ -25,9 +25,9 @@ from phasesplit.serving.calibrating import calibrated
 from phasesplit.serving.start_up import start_up_s
 from phasesplit.serving.warming import warm_up
 from phasesplit.transfer.blocks import BlockPool
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.outgoing import Sent
-from phasesplit.transfer.post import Post
 from phasesplit.transfer.shared_memory import SharedPool
 
 Happened = list[tuple[Callable[[Event], None], Event]]
@@ -103,9 +103,9 @@ class EmbeddedWorker:
         except OSError as problem:
             allowed = f"what this machine has memory for ({problem.strerror})"
             raise SpecError.bad("--kv-memory", settings.kv_bytes, allowed) from None
-        greeting = Greeting(machine=settings.name, epoch=settings.epoch, layout=layout, blocks=blocks)
-        self._post = Post(
-            greeting,
+        info = PeerInfo(machine=settings.name, epoch=settings.epoch, layout=layout, blocks=blocks)
+        self._endpoint = KvEndpoint(
+            info,
             pool,
             free,
             directory=settings.sockets,
@@ -117,20 +117,20 @@ class EmbeddedWorker:
         if settings.core_share < 1.0:
             forward = Paced(forward, settings.core_share)
         warm_up(say)
-        link = calibrated(self._post, forward, settings.rules, transport="unix")
-        self._post.outgoing.sent = Sent()  # what was sent to measure is no traffic
+        link = calibrated(self._endpoint, forward, settings.rules, transport="unix")
+        self._endpoint.outgoing.sent = Sent()  # what was sent to measure is no traffic
         engine = Engine(
             forward,
             cache,
             free,
             config,
             settings.rules,
-            post=self._post,
+            endpoint=self._endpoint,
             threshold_tokens=link.threshold_tokens,
             token_bytes=lambda token: _text(checkpoint.tokenizer, token),
             prefix_identity=model.identity.encode() if settings.has_prefix_cache else None,
         )
-        self._thread = EngineThread(engine, self._post, deliver)
+        self._thread = EngineThread(engine, self._endpoint, deliver)
         served = Served(
             models=(settings.model_name,),
             vocab=config.vocab,
@@ -140,7 +140,7 @@ class EmbeddedWorker:
         constant: dict[str, Any] = {
             "model": settings.model_name,
             "layout": asdict(layout),
-            "address": self._post.address,
+            "address": self._endpoint.address,
             "block_tokens": layout.block_tokens,
             "threshold_tokens": link.threshold_tokens,
             "link": link.text,
@@ -159,7 +159,7 @@ class EmbeddedWorker:
 
     def _transfers(self) -> dict[str, Any]:
         """Return what has left so far; the engine's thread writes it, one number at a time."""
-        sent = self._post.outgoing.sent
+        sent = self._endpoint.outgoing.sent
         return {
             "bytes_sent": sent.size_bytes,
             "failed": sent.failed,
@@ -181,7 +181,7 @@ class EmbeddedWorker:
     def close(self) -> None:
         """End the engine's thread, and let go of sockets and memory."""
         self._thread.stop(2.0)
-        self._post.close()
+        self._endpoint.close()
 
 
 def _text(tokenizer: Tokenizer, token: int) -> bytes:

@@ -14,7 +14,7 @@ from phasesplit.transfer.states import Arrival
 
 
 @dataclass(slots=True)
-class Awaited:
+class InboundTransfer:
     """A transfer that blocks are held for.
 
     Attributes:

@@ -9,8 +9,8 @@ from phasesplit.domain.link import Link
 from phasesplit.errors import TransferError
 from phasesplit.transfer.blocks import Use
 from phasesplit.transfer.chooser import fit_link
+from phasesplit.transfer.endpoint import KvEndpoint
 from phasesplit.transfer.links import Address
-from phasesplit.transfer.post import Post
 from phasesplit.transfer.states import Departure
 
 _LARGEST_BYTES = 12 * 1024 * 1024
@@ -37,10 +37,10 @@ class _Probe:
     layerwise: bool = False
 
 
-def measure_link(post: Post, *, transport: str, rounds: int = _ROUNDS, enough_s: float = _ENOUGH_S) -> Link:
+def measure_link(endpoint: KvEndpoint, *, transport: str, rounds: int = _ROUNDS, enough_s: float = _ENOUGH_S) -> Link:
     """Return latency, bandwidth, cost per layer and slowdown of the prompt phase; it takes less than 0.1 s by default.
 
-    The post sends zeros from free blocks of its pool to others of them, which leaves the pool as it was. Both ends
+    The endpoint sends zeros from free blocks of its pool to others of them, which leaves the pool as it was. Both ends
     share one thread here, so the bandwidth is that of two machines on one core; with a core each they are faster. The
     slowdown is the share of a transfer that the sender itself works for: it cannot compute meanwhile.
 
@@ -48,28 +48,28 @@ def measure_link(post: Post, *, transport: str, rounds: int = _ROUNDS, enough_s:
     the bandwidth is that of the largest transfer, latency included.
 
     Args:
-        post: A post that is doing nothing else.
-        transport: `unix`, `tcp` or `nixl`: the way, as the post's address calls it.
+        endpoint: An endpoint that is doing nothing else.
+        transport: `unix`, `tcp` or `nixl`: the way, as the endpoint's address calls it.
         rounds: How often each transfer is repeated, >= 1; the shortest time of each counts.
         enough_s: No transfer begins after so long, once a small one, a large one and one by layers are done, >= 0.
 
     Raises:
-        TransferError: The post does not listen there, fewer than 4 blocks are free, or a transfer failed.
+        TransferError: The endpoint does not listen there, fewer than 4 blocks are free, or a transfer failed.
     """
-    if not post.address.get(transport):
-        raise TransferError(f"transport {transport}: the post does not listen there")
-    layout = post.greeting.layout
+    if not endpoint.address.get(transport):
+        raise TransferError(f"transport {transport}: the endpoint does not listen there")
+    layout = endpoint.info.layout
     block_bytes = layout.layers * layout.block_bytes
-    most = min(post.free.free // 2, max(2, _LARGEST_BYTES // block_bytes))
+    most = min(endpoint.free.free // 2, max(2, _LARGEST_BYTES // block_bytes))
     sizes = [1 << power for power in range(most.bit_length())]
     if len(sizes) < 2:
-        raise TransferError(f"{post.free.free} blocks are free, a measurement needs 4")
-    address = {**post.address, "unix": None, "tcp": None, "nixl": None, transport: post.address[transport]}
+        raise TransferError(f"{endpoint.free.free} blocks are free, a measurement needs 4")
+    address = {**endpoint.address, "unix": None, "tcp": None, "nixl": None, transport: endpoint.address[transport]}
     try:
-        best = _best_times(post, address, sizes, rounds, enough_s)
+        best = _best_times(endpoint, address, sizes, rounds, enough_s)
     finally:
-        post.outgoing.disconnect(post.greeting.machine)
-        post.drive()
+        endpoint.outgoing.disconnect(endpoint.info.machine)
+        endpoint.poll()
     layerwise = best.pop(_Probe(1, layerwise=True))
     smallest, largest = best[_Probe(sizes[0])], best[_Probe(sizes[-1])]
     try:
@@ -93,7 +93,9 @@ def link_text(link: Link, threshold_tokens: int) -> str:
     )
 
 
-def _best_times(post: Post, address: Address, sizes: list[int], rounds: int, enough_s: float) -> dict[_Probe, _Times]:
+def _best_times(
+    endpoint: KvEndpoint, address: Address, sizes: list[int], rounds: int, enough_s: float
+) -> dict[_Probe, _Times]:
     """Return the shortest times of each kind of transfer; the three without which there is no link come first."""
     end_s = time.perf_counter() + enough_s
     needed = [_Probe(sizes[0]), _Probe(sizes[-1]), _Probe(1, layerwise=True)]
@@ -102,44 +104,44 @@ def _best_times(post: Post, address: Address, sizes: list[int], rounds: int, eno
     for place, probe in enumerate(probes * rounds):
         if place >= len(needed) and time.perf_counter() >= end_s:
             break
-        times = _transfer(post, address, probe.blocks, layerwise=probe.layerwise)
+        times = _transfer(endpoint, address, probe.blocks, layerwise=probe.layerwise)
         best[probe] = min(times, best.get(probe, times))
     return best
 
 
-def _transfer(post: Post, address: Address, blocks: int, *, layerwise: bool = False) -> _Times:
+def _transfer(endpoint: KvEndpoint, address: Address, blocks: int, *, layerwise: bool = False) -> _Times:
     """Send so many blocks from this machine to itself."""
-    name, epoch, layout = post.greeting.machine, post.greeting.epoch, post.greeting.layout
+    name, epoch, layout = endpoint.info.machine, endpoint.info.epoch, endpoint.info.layout
     key = f"measurement.{next(_NUMBERS)}"
-    sources = post.free.hold(key, Use.SEND, blocks)
+    sources = endpoint.free.hold(key, Use.SEND, blocks)
     try:
-        post.incoming.expect(key, blocks * layout.block_tokens, name, wants_note=False)
-        post.outgoing.await_offer(key, name, address, epoch)
-        _drive_while(post, key, Departure.AWAITED)
+        endpoint.incoming.expect(key, blocks * layout.block_tokens, name, wants_note=False)
+        endpoint.outgoing.await_offer(key, name, address, epoch)
+        _drive_while(endpoint, key, Departure.AWAITED)
         began_s = time.perf_counter()
-        post.outgoing.open(key, sources.blocks)
+        endpoint.outgoing.open(key, sources.blocks)
         for layer in range(layout.layers if layerwise else 0):
-            post.outgoing.send_layer(key, layer)
-            post.drive()
+            endpoint.outgoing.send_layer(key, layer)
+            endpoint.poll()
         if not layerwise:
-            post.outgoing.send_all(key)
+            endpoint.outgoing.send_all(key)
         sent_s = time.perf_counter()
-        _drive_while(post, key, Departure.OPEN, Departure.SENT)
+        _drive_while(endpoint, key, Departure.OPEN, Departure.SENT)
         ended_s = time.perf_counter()
-        if post.outgoing.state(key) is not Departure.COMPLETED:
-            raise TransferError(f"the link could not be measured: {post.outgoing.why(key)}")
+        if endpoint.outgoing.state(key) is not Departure.COMPLETED:
+            raise TransferError(f"the link could not be measured: {endpoint.outgoing.why(key)}")
     finally:
-        post.outgoing.forget(key)
-        post.incoming.release(key)
-        post.free.give(sources)
+        endpoint.outgoing.forget(key)
+        endpoint.incoming.release(key)
+        endpoint.free.give(sources)
     return _Times(ended_s - began_s, sent_s - began_s)
 
 
-def _drive_while(post: Post, key: str, *states: Departure) -> None:
-    """Drive a post until the transfer has left some states; the post's own deadlines bound it."""
-    while post.outgoing.state(key) in states:
+def _drive_while(endpoint: KvEndpoint, key: str, *states: Departure) -> None:
+    """Drive an endpoint until the transfer has left some states; the endpoint's own deadlines bound it."""
+    while endpoint.outgoing.state(key) in states:
         poller = select.poll()
-        for descriptor, events in post.descriptors().items():
+        for descriptor, events in endpoint.descriptors().items():
             poller.register(descriptor, events)
         poller.poll(100)
-        post.drive()
+        endpoint.poll()

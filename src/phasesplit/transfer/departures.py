@@ -22,7 +22,7 @@ Transfer = Reservation | str
 
 
 @dataclass(slots=True)
-class Leaving:
+class OutboundTransfer:
     """One transfer at its sender.
 
     Attributes:
@@ -62,64 +62,64 @@ class Leaving:
         return self.state in (Departure.COMPLETED, Departure.FAILED)
 
 
-class Departures:
+class OutboundTransfers:
     """All transfers of a sender, and the latest that were given up before all of it was known."""
 
     def __init__(self) -> None:
-        self._by_number: dict[int, Leaving] = {}
-        self._by_key: dict[str, Leaving] = {}
+        self._by_number: dict[int, OutboundTransfer] = {}
+        self._by_key: dict[str, OutboundTransfer] = {}
         self._keys_given_up: dict[str, str] = {}  # with the reason
         self._offers_withdrawn: deque[int] = deque(maxlen=_REMEMBERED)
 
-    def every(self) -> list[Leaving]:
+    def every(self) -> list[OutboundTransfer]:
         """Return each transfer once, whether it has a key, a number or both."""
-        return [*self._by_key.values(), *(leaving for leaving in self._by_number.values() if not leaving.key)]
+        return [*self._by_key.values(), *(outbound for outbound in self._by_number.values() if not outbound.key)]
 
-    def numbered(self) -> Iterable[tuple[int, Leaving]]:
+    def numbered(self) -> Iterable[tuple[int, OutboundTransfer]]:
         """Return the transfers whose reservation is known, with its number."""
         return self._by_number.items()
 
-    def of_number(self, number: int) -> Leaving | None:
+    def of_number(self, number: int) -> OutboundTransfer | None:
         """Return the transfer of a reservation of this receiver in its present epoch."""
         return self._by_number.get(number)
 
-    def of_key(self, key: str) -> Leaving | None:
+    def of_key(self, key: str) -> OutboundTransfer | None:
         """Return the transfer of a request."""
         return self._by_key.get(key)
 
-    def look_up(self, transfer: Transfer) -> Leaving | None:
+    def look_up(self, transfer: Transfer) -> OutboundTransfer | None:
         """Return a transfer, or None where it is not known."""
         if isinstance(transfer, str):
             return self._by_key.get(transfer)
-        leaving = self._by_number.get(transfer.transfer)
-        return leaving if leaving and leaving.reservation and leaving.reservation.epoch == transfer.epoch else None
+        outbound = self._by_number.get(transfer.transfer)
+        return outbound if outbound and outbound.reservation and outbound.reservation.epoch == transfer.epoch else None
 
-    def find(self, transfer: Transfer) -> Leaving:
+    def find(self, transfer: Transfer) -> OutboundTransfer:
         """Return a transfer.
 
         Raises:
             TransferError: It is not known.
         """
-        leaving = self.look_up(transfer)
-        if leaving is None:
+        outbound = self.look_up(transfer)
+        if outbound is None:
             name = transfer if isinstance(transfer, str) else f"{transfer.transfer} in epoch {transfer.epoch}"
             raise TransferError(f"transfer {name} is not open here")
-        return leaving
+        return outbound
 
-    def add(self, leaving: Leaving) -> None:
+    def add(self, outbound: OutboundTransfer) -> None:
         """Make a transfer known by what it has of key and reservation; once more when it has more."""
-        if leaving.key:
-            self._by_key[leaving.key] = leaving
-        if leaving.reservation is not None:
-            self._by_number[leaving.reservation.transfer] = leaving
+        if outbound.key:
+            self._by_key[outbound.key] = outbound
+        if outbound.reservation is not None:
+            self._by_number[outbound.reservation.transfer] = outbound
 
-    def drop(self, leaving: Leaving) -> None:
+    def drop(self, outbound: OutboundTransfer) -> None:
         """Forget a transfer; what still comes under its key is turned down."""
-        if leaving.reservation is not None:
-            self._by_number.pop(leaving.reservation.transfer, None)
-        if leaving.key:
-            self._by_key.pop(leaving.key, None)
-            self.give_up(leaving.key, leaving.why or "it is over")
+        if outbound.reservation is not None:
+            self._by_number.pop(outbound.reservation.transfer, None)
+        if outbound.key:
+            self._by_key.pop(outbound.key, None)
+            self.give_up(outbound.key, outbound.why or "it is over")
 
     def give_up(self, key: str, why: str) -> None:
         """Remember that nothing is sent for a request any more."""

@@ -1,4 +1,4 @@
-"""The token machine's half of a post: KV that arrives, by the key of its request."""
+"""The token machine's half of an endpoint: KV that arrives, by the key of its request."""
 
 import select
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from phasesplit.errors import TransferError
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.channel import Channel, Condition, drive_receiver
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.nixl_channel import NixlListener
 from phasesplit.transfer.receiver import Receiver
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool
@@ -37,7 +37,7 @@ class Incoming:
     """Holds blocks for the KV of prompts, offers them to its senders, and takes it in.
 
     Args:
-        greeting: What this machine says of itself.
+        info: What this machine says of itself.
         pool: Its KV blocks.
         free: Where blocks are taken from.
         listeners: Where senders connect; closed with this.
@@ -49,7 +49,7 @@ class Incoming:
 
     def __init__(
         self,
-        greeting: Greeting,
+        info: PeerInfo,
         pool: SharedPool,
         free: BlockPool,
         listeners: list[Listener],
@@ -59,7 +59,7 @@ class Incoming:
         poison: bool,
         secret: bytes | None = None,
     ) -> None:
-        self._receiver = Receiver(greeting, pool.blocks, free, lease_s=patience.lease_s, poison=poison, secret=secret)
+        self._receiver = Receiver(info, pool.blocks, free, lease_s=patience.lease_s, poison=poison, secret=secret)
         self._listeners = listeners
         self._clock = clock
         self._patience = patience
@@ -121,7 +121,7 @@ class Incoming:
         """Return how many blocks each request holds, those that were given up and are not free yet too."""
         return {lease.key: lease.holding.count for lease in self._receiver.leases.held}
 
-    def drive(self) -> None:
+    def poll(self) -> None:
         """Take connections, and move what can move without waiting."""
         now_s = self._clock()
         for listener in self._listeners:

@@ -85,7 +85,7 @@ def advice(field: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greeting:
+class PeerInfo:
     """What a machine says of itself when a channel opens.
 
     Attributes:
@@ -111,7 +111,7 @@ class Greeting:
         return json.dumps(asdict(self) | beside, sort_keys=True).encode()
 
     @classmethod
-    def from_text(cls, text: bytes) -> "Greeting":
+    def from_text(cls, text: bytes) -> "PeerInfo":
         """Read a greeting.
 
         Raises:

@@ -108,7 +108,7 @@ class Link:
         """Whether no byte of our blocks is still to be read by the channel."""
         return self._channel is None or self._channel.flush()
 
-    def drive(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Move what can move without waiting."""
         if self._channel is None or self.sender.lost_because:
             return

@@ -45,7 +45,7 @@ class Message:
         blocks: Blocks of a frame.
         checksum: Checksum of a frame's blocks or of a note's text.
         length_bytes: Bytes that follow the header: the frame's blocks or the text.
-        text: Greeting, reason, offer, note, challenge or proof.
+        text: Who one is, a reason, offer, note, challenge or proof.
     """
 
     kind: Kind

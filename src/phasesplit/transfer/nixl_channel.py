@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.transfer.channel import Condition, Place
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.messages import Kind, Message
 from phasesplit.transfer.tcp import TcpChannel, TcpListener, connecting_socket
 
@@ -182,9 +182,9 @@ class NixlChannel:
         try:
             card = json.loads(message.text)
             text = str(card["greeting"]).encode()
-            greeting = Greeting.from_text(text)
-            block_bytes = greeting.layout.block_bytes
-            self._strides = (int(card["address"]), greeting.blocks * block_bytes, block_bytes)
+            info = PeerInfo.from_text(text)
+            block_bytes = info.layout.block_bytes
+            self._strides = (int(card["address"]), info.blocks * block_bytes, block_bytes)
             name = self._memory.agent.add_remote_agent(base64.b64decode(card["metadata"]))
             self._remote = name.decode() if isinstance(name, bytes) else str(name)
         except Exception as error:

@@ -12,7 +12,7 @@ from phasesplit.transfer.runs import Run
 Payload = NDArray[np.uint8]
 
 
-class Outbound:
+class SendQueue:
     """The queue of a sender.
 
     Args:

@@ -1,4 +1,4 @@
-"""The prompt machine's half of a post: KV that leaves, by the key of its request."""
+"""The prompt machine's half of an endpoint: KV that leaves, by the key of its request."""
 
 import logging
 from collections import Counter
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from phasesplit.errors import TransferError
 from phasesplit.transfer.chooser import Mode
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.handshake import Identity
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.links import Address, Link, boot_id
-from phasesplit.transfer.meeting import Identity
 from phasesplit.transfer.nixl_channel import NixlMemory
 from phasesplit.transfer.offers import Reservation
 from phasesplit.transfer.outbound import Payload
@@ -52,7 +52,7 @@ class Outgoing:
     """Sends the KV of prompts to the machines that have offered blocks for it; one channel to each of them.
 
     Args:
-        greeting: What this machine says of itself.
+        info: What this machine says of itself.
         pool: KV blocks, uint8 (layers, blocks, block bytes), contiguous; only read.
         clock: Returns the instant.
         patience: How long to wait for what.
@@ -62,14 +62,14 @@ class Outgoing:
 
     def __init__(
         self,
-        greeting: Greeting,
+        info: PeerInfo,
         pool: Payload,
         clock: Clock,
         patience: Patience,
         memory: NixlMemory | None = None,
         secret: bytes | None = None,
     ) -> None:
-        self._greeting = greeting
+        self._info = info
         self._pool = pool
         self._clock = clock
         self._patience = patience
@@ -136,7 +136,7 @@ class Outgoing:
         sender.open(reservation, blocks, self._clock() + self._patience.transfer_s)
 
     def send_layer(self, key: str, layer: int, first: int = 0, end: int | None = None) -> None:
-        """Send blocks of a layer that are final, as far as goes without waiting; `drive` sends the rest.
+        """Send blocks of a layer that are final, as far as goes without waiting; `poll` sends the rest.
 
         Args:
             key: A request that was opened; nothing happens where its transfer has failed since.
@@ -166,7 +166,7 @@ class Outgoing:
         """
         order = self._find(key)
         order.link.sender.note(key, text)
-        order.link.drive(self._clock())
+        order.link.poll(self._clock())
 
     def may_free(self, key: str) -> bool:
         """Return whether no byte of a request's blocks will be read any more."""
@@ -178,7 +178,7 @@ class Outgoing:
         order = self._orders.get(key)
         for link in [order.link] if order else self._links.values():
             link.sender.abort(key, why)
-            link.drive(self._clock())
+            link.poll(self._clock())
 
     def forget(self, key: str) -> None:
         """Drop what is known of a request; one that goes on is aborted. Its blocks must be free to go (`may_free`)."""
@@ -190,11 +190,11 @@ class Outgoing:
         del self._orders[key]
         order.link.sender.forget(key)
 
-    def drive(self) -> None:
+    def poll(self) -> None:
         """Move what can move without waiting."""
         now_s = self._clock()
         for link in tuple(self._links.values()):
-            link.drive(now_s)
+            link.poll(now_s)
             if link.sender.lost_because and not link.is_logged:
                 link.is_logged = True
                 _log.warning("no KV goes to %s in epoch %d: %s", link.peer, link.epoch, link.sender.lost_because)
@@ -229,7 +229,7 @@ class Outgoing:
         link = self._links[peer, epoch] = Link(
             peer,
             epoch,
-            Sender(self._greeting, self._pool, secret=self._secret, looks_for=(peer, epoch)),
+            Sender(self._info, self._pool, secret=self._secret, looks_for=(peer, epoch)),
             address,
             self._boot_id,
             self._memory,
@@ -237,7 +237,7 @@ class Outgoing:
             patience_s=patience.answer_s,
             heartbeat_s=patience.heartbeat_s,
         )
-        link.drive(self._clock())
+        link.poll(self._clock())
         return link
 
     def _to(self, peer: str) -> list[Link]:
@@ -264,7 +264,7 @@ class Outgoing:
 
     def _push(self, order: _Order) -> None:
         order.given_s = self._clock()
-        order.link.drive(order.given_s)
+        order.link.poll(order.given_s)
 
     def _count(self, key: str, order: _Order) -> None:
         """Add a transfer that has ended to what was sent, once."""
@@ -276,7 +276,7 @@ class Outgoing:
         if state is Departure.FAILED or reservation is None:
             self.sent.failed += 1
             return
-        layout = self._greeting.layout
+        layout = self._info.layout
         self.sent.transfers[order.mode] += 1
         self.sent.size_bytes += layout.layers * layout.block_bytes * len(reservation.blocks)
         self.sent.last_exposed_s = self._clock() - order.given_s

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.errors import TransferError
-from phasesplit.transfer.awaited import Awaited
+from phasesplit.transfer.awaited import InboundTransfer
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.checksum import checksum
 from phasesplit.transfer.failures import Reason
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.handshake import HandshakeServer
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.leases import LeaseBook
-from phasesplit.transfer.meeting import Answerer
 from phasesplit.transfer.messages import Kind, Message, reason_text
 from phasesplit.transfer.offers import Reservation, offer_text
 from phasesplit.transfer.states import ARRIVAL_TABLE, Arrival, ArrivalEvent
@@ -36,7 +36,7 @@ class Receiver:
     """Takes KV blocks into a pool.
 
     Args:
-        greeting: What this machine says of itself.
+        info: What this machine says of itself.
         pool: KV blocks, uint8 (layers, blocks, block bytes), contiguous; written to.
         free: Where the blocks are taken from, by default a pool of its own.
         lease_s: Time that a reservation lives without a heartbeat, > 0.
@@ -49,7 +49,7 @@ class Receiver:
 
     def __init__(
         self,
-        greeting: Greeting,
+        info: PeerInfo,
         pool: NDArray[np.uint8],
         free: BlockPool | None = None,
         *,
@@ -57,17 +57,17 @@ class Receiver:
         poison: bool = False,
         secret: bytes | None = None,
     ) -> None:
-        layout = greeting.layout
+        layout = info.layout
         if pool.shape[::2] != (layout.layers, layout.block_bytes) or not pool.flags.c_contiguous:
             raise TransferError(f"pool of shape {pool.shape}, allowed is ({layout.layers}, n, {layout.block_bytes})")
-        self._greeting = replace(greeting, blocks=pool.shape[1])
+        self._info = replace(info, blocks=pool.shape[1])
         self._layout = layout
         self._pool = pool
         self._lease_s = lease_s
         self._poison = poison
-        self._awaited: dict[int, Awaited] = {}
+        self._inbound: dict[int, InboundTransfer] = {}
         self._secret = secret
-        self._meetings: dict[int, Answerer | None] = {}  # None: it was refused, and is heard no more
+        self._handshakes: dict[int, HandshakeServer | None] = {}  # None: it was refused, and is heard no more
         self._peers: dict[int, str] = {}
         self._epochs: dict[str, int] = {}
         self._why: dict[int, str] = {}  # of the latest that ended
@@ -110,7 +110,7 @@ class Receiver:
         lease = self.leases.reserve(owner, self._layout.blocks_for(tokens), now_s, lease_s or self._lease_s)
         arrived = np.zeros((self._layout.layers, len(lease.blocks)), np.bool_)
         channels = {number for number, name in self._peers.items() if name == sender}
-        machine, epoch = self._greeting.machine, self._greeting.epoch
+        machine, epoch = self._info.machine, self._info.epoch
         reservation = Reservation(machine, epoch, lease.number, tokens, lease.blocks, wants_note)
         offered = None
         if offer:
@@ -119,26 +119,26 @@ class Receiver:
             except TransferError:
                 self.leases.release(lease.number, Reason.REFUSED)
                 raise
-        awaited = Awaited(lease, sender, offered, wants_note, arrived, channels)
-        self._awaited[lease.number] = awaited
+        inbound = InboundTransfer(lease, sender, offered, wants_note, arrived, channels)
+        self._inbound[lease.number] = inbound
         if offered:
-            self._tell(awaited, offered)
+            self._tell(inbound, offered)
         return reservation
 
     def state(self, transfer: int) -> Arrival:
         """Return the state of a transfer; one that is not known has been released."""
-        awaited = self._awaited.get(transfer)
-        return awaited.state if awaited else Arrival.RELEASED
+        inbound = self._inbound.get(transfer)
+        return inbound.state if inbound else Arrival.RELEASED
 
     def why(self, transfer: int) -> str:
         """Return why a transfer failed or was given up, or the empty text; the latest 1,000 that ended are known."""
-        awaited = self._awaited.get(transfer)
-        return awaited.why if awaited else self._why.get(transfer, "")
+        inbound = self._inbound.get(transfer)
+        return inbound.why if inbound else self._why.get(transfer, "")
 
     def layers_arrived(self, transfer: int) -> int:
         """Return how many layers of a transfer are there whole."""
-        awaited = self._awaited.get(transfer)
-        return int(awaited.arrived.all(axis=1).sum()) if awaited else 0
+        inbound = self._inbound.get(transfer)
+        return int(inbound.arrived.all(axis=1).sum()) if inbound else 0
 
     def take(self, transfer: int) -> tuple[int, ...]:
         """Return the blocks of a transfer that is whole; they are the caller's until `release`.
@@ -146,18 +146,18 @@ class Receiver:
         Raises:
             TransferError: It is not whole, has failed, or was released.
         """
-        awaited = self._awaited.get(transfer)
-        if awaited is None or ARRIVAL_TABLE[awaited.state][ArrivalEvent.READ] is None:
+        inbound = self._inbound.get(transfer)
+        if inbound is None or ARRIVAL_TABLE[inbound.state][ArrivalEvent.READ] is None:
             state = self.state(transfer).name.lower()
-            why = f" ({awaited.why})" if awaited and awaited.why else ""
+            why = f" ({inbound.why})" if inbound and inbound.why else ""
             raise TransferError(f"transfer {transfer} is {state}{why}: its KV may not be read")
-        awaited.state = Arrival.READING
-        return awaited.lease.blocks
+        inbound.state = Arrival.READING
+        return inbound.lease.blocks
 
     def note(self, transfer: int) -> bytes:
         """Return what was sent along with a transfer; empty where nothing has come."""
-        awaited = self._awaited.get(transfer)
-        return (awaited.note if awaited else None) or b""
+        inbound = self._inbound.get(transfer)
+        return (inbound.note if inbound else None) or b""
 
     def release(self, transfer: int, now_s: float) -> None:
         """Give the blocks back; before the transfer is whole this aborts it. A second call changes nothing."""
@@ -176,35 +176,35 @@ class Receiver:
     def tick(self, now_s: float) -> None:
         """Let leases expire. A sender that did not stop when asked, within another lease, has its channel cut."""
         for lease in self.leases.expired(now_s):
-            awaited = self._awaited[lease.number]
-            if awaited.state is Arrival.DRAINING:
-                self.cuts |= awaited.channels
+            inbound = self._inbound[lease.number]
+            if inbound.state is Arrival.DRAINING:
+                self.cuts |= inbound.channels
             self._happen(lease.number, ArrivalEvent.EXPIRE, now_s, Reason.EXPIRED, "no heartbeat")
             self.leases.extend(lease.number, now_s)
 
     def lost(self, channel: int, now_s: float) -> None:
         """Take note that nothing more can come through a channel, however it ended."""
         self._peers.pop(channel, None)
-        self._meetings.pop(channel, None)
+        self._handshakes.pop(channel, None)
         self.cuts.discard(channel)
-        for transfer in [number for number, awaited in self._awaited.items() if channel in awaited.channels]:
-            self._awaited[transfer].channels.discard(channel)
-            if not self._awaited[transfer].channels:
+        for transfer in [number for number, inbound in self._inbound.items() if channel in inbound.channels]:
+            self._inbound[transfer].channels.discard(channel)
+            if not self._inbound[transfer].channels:
                 self._happen(transfer, ArrivalEvent.PEER_LOST, now_s, Reason.PEER_LOST, "the sender is gone")
 
     def place(self, channel: int, frame: Message) -> NDArray[np.uint8] | None:
         """Return where the bytes of a frame belong, uint8 (length,), or None where they must be thrown away."""
         if self._objection(channel, frame)[0]:
             return None
-        awaited = self._awaited[frame.transfer]
-        if awaited.fault(frame, self._layout) or awaited.seen(frame).any():
+        inbound = self._inbound[frame.transfer]
+        if inbound.fault(frame, self._layout) or inbound.seen(frame).any():
             return None
         return self._bytes(frame)
 
     def on_message(self, channel: int, message: Message, now_s: float) -> None:
         """Take a message; the bytes of a frame are in their place already."""
         if channel not in self._peers:
-            self._meet(channel, message)
+            self._handshake(channel, message)
             return
         word, why = self._objection(channel, message)
         if word:
@@ -215,9 +215,9 @@ class Receiver:
             return
         transfer = message.transfer
         if message.kind is Kind.FRAME:
-            self._on_frame(self._awaited[transfer], message, now_s)
+            self._on_frame(self._inbound[transfer], message, now_s)
         elif message.kind is Kind.NOTE:
-            self._on_note(self._awaited[transfer], message, now_s)
+            self._on_note(self._inbound[transfer], message, now_s)
         elif message.kind is Kind.ABORT:
             why = message.text.decode(errors="replace")
             self._happen(transfer, ArrivalEvent.PEER_ABORT, now_s, Reason.ABORTED, why)
@@ -229,17 +229,17 @@ class Receiver:
         else:
             self.absorbed["message of a receiver"] += 1
 
-    def _meet(self, channel: int, message: Message) -> None:
+    def _handshake(self, channel: int, message: Message) -> None:
         """Hear who is at the other end of a channel; it has one attempt."""
-        answerer = self._meetings.setdefault(channel, Answerer(self._greeting, self._secret))
-        if answerer is None:
+        server = self._handshakes.setdefault(channel, HandshakeServer(self._info, self._secret))
+        if server is None:
             self.absorbed["refused before"] += 1
             self.cuts.add(channel)
             return
         try:
-            theirs = answerer.hear(message)
+            theirs = server.on_message(message)
             if theirs is None:
-                self.outbox.append((channel, answerer.challenge()))
+                self.outbox.append((channel, server.challenge()))
                 return
             self._layout.demand_equal(theirs.layout)
             latest = self._epochs.get(theirs.machine, theirs.epoch)
@@ -247,38 +247,38 @@ class Receiver:
                 raise TransferError(f"epoch {theirs.epoch} of {theirs.machine} is stale, the latest is {latest}")
         except TransferError as error:
             self.absorbed["refused registration"] += 1
-            self._meetings[channel] = None
+            self._handshakes[channel] = None
             self.outbox.append((channel, Message(Kind.REFUSE, text=reason_text(str(error)))))
             return
         if theirs.epoch > latest:  # the machine was started again: nothing comes from its former life
             self.cuts |= {number for number, name in self._peers.items() if name == theirs.machine}
         self._epochs[theirs.machine] = theirs.epoch
         self._peers[channel] = theirs.machine
-        self.outbox.append((channel, answerer.welcome()))
-        for awaited in self._awaited.values():
-            if awaited.sender == theirs.machine and awaited.state is Arrival.RESERVED:
-                awaited.channels.add(channel)
-                if awaited.offer:
-                    self.outbox.append((channel, awaited.offer))
+        self.outbox.append((channel, server.welcome()))
+        for inbound in self._inbound.values():
+            if inbound.sender == theirs.machine and inbound.state is Arrival.RESERVED:
+                inbound.channels.add(channel)
+                if inbound.offer:
+                    self.outbox.append((channel, inbound.offer))
 
     def _objection(self, channel: int, message: Message) -> tuple[str, str]:
         """Return why a message cannot speak for its transfer, as a word to count it by and a reason; else empty."""
-        awaited = self._awaited.get(message.transfer)
-        if message.epoch != self._greeting.epoch:
-            return "stale epoch", f"epoch {message.epoch} of {self._greeting.machine} is stale"
-        if awaited is None:
+        inbound = self._inbound.get(message.transfer)
+        if message.epoch != self._info.epoch:
+            return "stale epoch", f"epoch {message.epoch} of {self._info.machine} is stale"
+        if inbound is None:
             return "late", "released"
-        if channel not in awaited.channels:
+        if channel not in inbound.channels:
             return "foreign", "reserved for another machine"
         return "", ""
 
-    def _on_frame(self, awaited: Awaited, frame: Message, now_s: float) -> None:
-        if awaited.state not in (Arrival.RESERVED, Arrival.RECEIVING):
+    def _on_frame(self, inbound: InboundTransfer, frame: Message, now_s: float) -> None:
+        if inbound.state not in (Arrival.RESERVED, Arrival.RECEIVING):
             self.absorbed["late"] += 1
             return
-        fault = awaited.fault(frame, self._layout)
+        fault = inbound.fault(frame, self._layout)
         if not fault:
-            seen = awaited.seen(frame)
+            seen = inbound.seen(frame)
             if seen.all():
                 self.absorbed["duplicate"] += 1
                 return
@@ -289,34 +289,34 @@ class Receiver:
             else:
                 seen[:] = True
         why = f"frame of layer {frame.layer}, block {frame.first_block} {fault}" if fault else ""
-        self._take_in(awaited, why, now_s)
+        self._take_in(inbound, why, now_s)
 
-    def _on_note(self, awaited: Awaited, message: Message, now_s: float) -> None:
-        if awaited.state not in (Arrival.RESERVED, Arrival.RECEIVING):
+    def _on_note(self, inbound: InboundTransfer, message: Message, now_s: float) -> None:
+        if inbound.state not in (Arrival.RESERVED, Arrival.RECEIVING):
             self.absorbed["late"] += 1
-        elif awaited.note is not None or not awaited.wants_note:
-            self.absorbed["duplicate" if awaited.wants_note else "unwanted note"] += 1
+        elif inbound.note is not None or not inbound.wants_note:
+            self.absorbed["duplicate" if inbound.wants_note else "unwanted note"] += 1
         elif crc32(message.text) != message.checksum:
-            self._take_in(awaited, "note has a wrong checksum", now_s)
+            self._take_in(inbound, "note has a wrong checksum", now_s)
         else:
-            awaited.note = message.text
-            self._take_in(awaited, "", now_s)
+            inbound.note = message.text
+            self._take_in(inbound, "", now_s)
 
-    def _take_in(self, awaited: Awaited, fault: str, now_s: float) -> None:
+    def _take_in(self, inbound: InboundTransfer, fault: str, now_s: float) -> None:
         """Take note that a part came: whole, or with a fault."""
-        event = ArrivalEvent.LAST_PART if awaited.is_whole else ArrivalEvent.PART
-        self._happen(awaited.lease.number, ArrivalEvent.BAD_PART if fault else event, now_s, Reason.REFUSED, fault)
+        event = ArrivalEvent.LAST_PART if inbound.is_whole else ArrivalEvent.PART
+        self._happen(inbound.lease.number, ArrivalEvent.BAD_PART if fault else event, now_s, Reason.REFUSED, fault)
 
     def _bytes(self, frame: Message) -> NDArray[np.uint8]:
         return self._pool[frame.layer, frame.first_block : frame.first_block + frame.blocks].reshape(-1)
 
     def _happen(self, transfer: int, event: ArrivalEvent, now_s: float, reason: Reason, why: str) -> None:
         """Take one step of the table, and do what entering the next state asks for."""
-        awaited = self._awaited.get(transfer)
-        if awaited is None:
+        inbound = self._inbound.get(transfer)
+        if inbound is None:
             self.absorbed[event.name.lower()] += 1
             return
-        before, after = awaited.state, ARRIVAL_TABLE[awaited.state][event]
+        before, after = inbound.state, ARRIVAL_TABLE[inbound.state][event]
         if after is None:
             raise TransferError(f"transfer {transfer}: {event.name} in state {before.name}")
         if after is before:
@@ -324,27 +324,27 @@ class Receiver:
             if event is not ArrivalEvent.PART:
                 self.absorbed[event.name.lower()] += 1
             return
-        awaited.state = after
+        inbound.state = after
         if before is not Arrival.DRAINING and after in (Arrival.DRAINING, Arrival.RELEASED):
-            awaited.reason, awaited.why = reason, why
+            inbound.reason, inbound.why = reason, why
         if after is Arrival.READY:
-            self._tell(awaited, Message(Kind.READY, self._greeting.epoch, transfer))
+            self._tell(inbound, Message(Kind.READY, self._info.epoch, transfer))
         elif after is Arrival.DRAINING:
-            self._tell(awaited, Message(Kind.ABORT, self._greeting.epoch, transfer, text=reason_text(why)))
+            self._tell(inbound, Message(Kind.ABORT, self._info.epoch, transfer, text=reason_text(why)))
             self.leases.extend(transfer, now_s)
-            if not awaited.channels:  # nobody to stop
-                awaited.state = Arrival.RELEASED
-        if awaited.state is Arrival.RELEASED:
-            self._free(awaited)
+            if not inbound.channels:  # nobody to stop
+                inbound.state = Arrival.RELEASED
+        if inbound.state is Arrival.RELEASED:
+            self._free(inbound)
 
-    def _tell(self, awaited: Awaited, message: Message) -> None:
-        self.outbox.extend((channel, message) for channel in sorted(awaited.channels))
+    def _tell(self, inbound: InboundTransfer, message: Message) -> None:
+        self.outbox.extend((channel, message) for channel in sorted(inbound.channels))
 
-    def _free(self, awaited: Awaited) -> None:
-        del self._awaited[awaited.lease.number]
-        self._why[awaited.lease.number] = awaited.why
+    def _free(self, inbound: InboundTransfer) -> None:
+        del self._inbound[inbound.lease.number]
+        self._why[inbound.lease.number] = inbound.why
         while len(self._why) > _REMEMBERED:
             del self._why[next(iter(self._why))]
-        freed = self.leases.release(awaited.lease.number, awaited.reason)
+        freed = self.leases.release(inbound.lease.number, inbound.reason)
         if self._poison and freed:
             self._pool[:, freed] = POISON

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from phasesplit.errors import TransferError
 from phasesplit.transfer.channel import Condition, Place
-from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.layout import KvLayout, PeerInfo
 from phasesplit.transfer.messages import HEADER_BYTES, LONGEST_TEXT_BYTES, Kind, Message, unpack
 
 _BACKLOG = 64
@@ -250,6 +250,6 @@ def _user_behind(connection: socket.socket) -> int:
 
 def _mapped(file: int, text: bytes) -> NDArray[np.uint8]:
     """Return the pool behind a descriptor, checked against what its owner says of it."""
-    greeting = Greeting.from_text(text)
-    shape = (greeting.layout.layers, greeting.blocks, greeting.layout.block_bytes)
+    info = PeerInfo.from_text(text)
+    shape = (info.layout.layers, info.blocks, info.layout.block_bytes)
     return np.frombuffer(mmap.mmap(file, int(np.prod(shape))), np.uint8).reshape(shape)

@@ -9,10 +9,10 @@ from phasesplit.transfer.incoming import Incoming
 from phasesplit.transfer.states import Arrival
 from phasesplit.vllm.reports import Reports
 from phasesplit.vllm.staging import Device
-from phasesplit.vllm.transfers import Coming
+from phasesplit.vllm.transfers import StagedReceive
 
 
-class Arrivals:
+class StagedReceives:
     """The incoming transfers of one machine; every method is for the mover's thread.
 
     Args:
@@ -26,10 +26,10 @@ class Arrivals:
         self, incoming: Incoming, device: Device, reports: Reports, received: Callable[[str, bool], None]
     ) -> None:
         self._incoming, self._device, self._reports, self._received = incoming, device, reports, received
-        self._coming: dict[str, Coming] = {}
-        self._waiting: deque[Coming] = deque()
+        self._coming: dict[str, StagedReceive] = {}
+        self._waiting: deque[StagedReceive] = deque()
 
-    def begin(self, coming: Coming) -> None:
+    def begin(self, coming: StagedReceive) -> None:
         """Take an order: hold slots as soon as there are some, in the order of the orders."""
         self._coming[coming.order.request] = coming
         self._waiting.append(coming)
@@ -65,7 +65,7 @@ class Arrivals:
             self._waiting.popleft().is_expected = True
         return len(self._waiting) < before
 
-    def _look(self, coming: Coming) -> bool:
+    def _look(self, coming: StagedReceive) -> bool:
         order, state = coming.order, self._incoming.state(coming.order.key)
         if state is Arrival.READY:
             slots = self._incoming.take(order.key).blocks
@@ -80,7 +80,7 @@ class Arrivals:
             return False
         return True
 
-    def _end(self, coming: Coming, why: str) -> None:
+    def _end(self, coming: StagedReceive, why: str) -> None:
         """Let vLLM have its blocks back, without the KV."""
         order = coming.order
         if coming.is_expected:

@@ -9,13 +9,13 @@ from phasesplit.transfer.outgoing import Outgoing
 from phasesplit.transfer.states import Departure
 from phasesplit.vllm.reports import Reports
 from phasesplit.vllm.staging import Device, IsDone, Slots
-from phasesplit.vllm.transfers import Leaving
+from phasesplit.vllm.transfers import StagedSend
 
-_Copy = tuple[Leaving, Callable[[], None], IsDone | None]
+_Copy = tuple[StagedSend, Callable[[], None], IsDone | None]
 """What is sent, and what says that it has been copied into slots."""
 
 
-class Departures:
+class StagedSends:
     """The outgoing transfers of one machine; every method is for the mover's thread.
 
     Args:
@@ -39,7 +39,7 @@ class Departures:
     ) -> None:
         self._outgoing, self._device, self._slots, self._reports, self._sent = outgoing, device, slots, reports, sent
         self._layers = layers
-        self._leaving: dict[str, Leaving] = {}
+        self._leaving: dict[str, StagedSend] = {}
         self._copying: deque[_Copy] = deque()
 
     @property
@@ -47,7 +47,7 @@ class Departures:
         """Whether copies into staging slots go on."""
         return bool(self._copying)
 
-    def begin(self, leaving: Leaving) -> None:
+    def begin(self, leaving: StagedSend) -> None:
         """Take an order: wait for the other machine's offer."""
         order = leaving.order
         try:
@@ -58,7 +58,7 @@ class Departures:
             return
         self._leaving[order.key] = leaving
 
-    def open(self, leaving: Leaving) -> None:
+    def open(self, leaving: StagedSend) -> None:
         """Begin a transfer whose slots are taken."""
         key, slots = leaving.order.key, leaving.slots or ()
         offer = self._outgoing.offer_for(key)
@@ -70,20 +70,20 @@ class Departures:
         except TransferError as error:
             self._outgoing.abort(key, str(error))
 
-    def send(self, leaving: Leaving, layer: int, first: int, end: int, is_done: IsDone | None) -> None:
+    def send(self, leaving: StagedSend, layer: int, first: int, end: int, is_done: IsDone | None) -> None:
         """Send blocks of a layer, once their copy into the slots has ended."""
         self._copying.append(
             (leaving, partial(self._outgoing.send_layer, leaving.order.key, layer, first, end), is_done)
         )
         self._send_copied()
 
-    def computed(self, leaving: Leaving, blocks: Sequence[int]) -> None:
+    def computed(self, leaving: StagedSend, blocks: Sequence[int]) -> None:
         """Take note that the prompt phase is over; vLLM keeps the blocks until `sent` is told."""
         leaving.blocks = tuple(blocks)
         if self._leaving.get(leaving.order.key) is not leaving:  # its order was refused
             self._sent(leaving.order.request)
 
-    def give_up(self, leaving: Leaving, why: str) -> None:
+    def give_up(self, leaving: StagedSend, why: str) -> None:
         """End a transfer whose request has ended; vLLM keeps no blocks for it."""
         leaving.is_given_up = True
         if self._leaving.get(leaving.order.key) is leaving:  # else its order was refused: the key is another's
@@ -122,7 +122,7 @@ class Departures:
                 has_sent = True
         return has_sent
 
-    def _send_whole(self, leaving: Leaving) -> bool:
+    def _send_whole(self, leaving: StagedSend) -> bool:
         blocks = leaving.blocks or ()
         leaving.slots = self._slots.take(len(blocks))
         if leaving.slots is None:
@@ -134,7 +134,7 @@ class Departures:
         self._send_copied()
         return True
 
-    def _end(self, leaving: Leaving, state: Departure) -> bool:
+    def _end(self, leaving: StagedSend, state: Departure) -> bool:
         key = leaving.order.key
         is_copied = all(part[0] is not leaving for part in self._copying)
         if not leaving.is_over:

@@ -10,9 +10,9 @@ from phasesplit.errors import TransferError
 from phasesplit.protocol.roles import JOIN_KEY_VARIABLE
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.calibration import measure_link
-from phasesplit.transfer.layout import Greeting, KvLayout
+from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.transfer.layout import KvLayout, PeerInfo
 from phasesplit.transfer.outgoing import Sent
-from phasesplit.transfer.post import Post
 from phasesplit.transfer.shared_memory import SharedPool
 from phasesplit.transfer.timing import Patience
 from phasesplit.vllm.mover import Mover
@@ -61,8 +61,8 @@ def worker_half(
     count = slots_for(size_bytes, slot_bytes, longest_tokens, layout.block_tokens)
     pool = SharedPool(layout, 2 * count)
     device = device_over(pool)
-    post = Post(
-        Greeting(machine=settings.machine, epoch=settings.epoch, layout=layout, blocks=2 * count),
+    endpoint = KvEndpoint(
+        PeerInfo(machine=settings.machine, epoch=settings.epoch, layout=layout, blocks=2 * count),
         pool,
         BlockPool(count),
         directory=settings.sockets,
@@ -75,14 +75,14 @@ def worker_half(
     reports, threshold_tokens = Reports(settings.reports), settings.threshold_tokens
     if reports.is_wanted:
         link = measure_link(
-            post, transport="unix" if settings.sockets is not None else "tcp", rounds=_LINK_ROUNDS, enough_s=_LINK_S
+            endpoint, transport="unix" if settings.sockets is not None else "tcp", rounds=_LINK_ROUNDS, enough_s=_LINK_S
         )
-        post.outgoing.sent = Sent()  # what was sent to measure is no traffic
-        hello = {"layout": asdict(layout), "address": post.address, "link": asdict(link), "staging_slots": count}
+        endpoint.outgoing.sent = Sent()  # what was sent to measure is no traffic
+        hello = {"layout": asdict(layout), "address": endpoint.address, "link": asdict(link), "staging_slots": count}
         reports.tell({"hello": hello | {"threshold_tokens": threshold_tokens}})
     slots = Slots(count, count)
     mover = Mover(
-        post, device, slots, reports, USUAL_THRESHOLD_TOKENS if threshold_tokens is None else threshold_tokens
+        endpoint, device, slots, reports, USUAL_THRESHOLD_TOKENS if threshold_tokens is None else threshold_tokens
     )
     return WorkerHalf(mover, device, slots, reports, layout)
 

@@ -1,4 +1,4 @@
-"""The thread that moves KV while the model computes: it alone touches the post.
+"""The thread that moves KV while the model computes: it alone touches the endpoint.
 
 The model's thread hands it calls, each carried out in order, and reads what has ended.
 """
@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from phasesplit.transfer.post import Post
-from phasesplit.vllm.arrivals import Arrivals
-from phasesplit.vllm.departures import Departures
+from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.vllm.arrivals import StagedReceives
+from phasesplit.vllm.departures import StagedSends
 from phasesplit.vllm.reports import Reports
 from phasesplit.vllm.staging import Device, Slots
 from phasesplit.vllm.transfers import Ended
@@ -27,7 +27,7 @@ class Mover:
     """Moves the KV of one machine.
 
     Args:
-        post: Its transfers.
+        endpoint: Its transfers.
         device: vLLM's blocks.
         slots: Staging slots for KV that leaves.
         reports: Who is told.
@@ -40,12 +40,14 @@ class Mover:
         arrivals: KV that comes in; the same.
     """
 
-    def __init__(self, post: Post, device: Device, slots: Slots, reports: Reports, threshold_tokens: int) -> None:
-        self._post, self._reports, self.threshold_tokens = post, reports, threshold_tokens
+    def __init__(
+        self, endpoint: KvEndpoint, device: Device, slots: Slots, reports: Reports, threshold_tokens: int
+    ) -> None:
+        self._endpoint, self._reports, self.threshold_tokens = endpoint, reports, threshold_tokens
         self._ended, self._news = Ended(), threading.Condition()
-        layers = post.greeting.layout.layers
-        self.departures = Departures(post.outgoing, device, slots, reports, self._sent, layers=layers)
-        self.arrivals = Arrivals(post.incoming, device, reports, self._received)
+        layers = endpoint.info.layout.layers
+        self.sends = StagedSends(endpoint.outgoing, device, slots, reports, self._sent, layers=layers)
+        self.receives = StagedReceives(endpoint.incoming, device, reports, self._received)
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closing = False
@@ -112,30 +114,30 @@ class Mover:
             _log.exception("the thread that moves KV has ended")
             raise
         finally:
-            self._post.close()
+            self._endpoint.close()
             self._reports.close()
 
     def _turn(self) -> None:
         poller = select.poll()
-        for descriptor, events in self._post.descriptors().items():
+        for descriptor, events in self._endpoint.descriptors().items():
             poller.register(descriptor, events)
         for descriptor in (self._wake, self._reports.fileno()):
             if descriptor >= 0:
                 poller.register(descriptor, select.POLLIN)
-        poller.poll(_COPYING_MS if self.departures.is_copying else _BEAT_MS)
+        poller.poll(_COPYING_MS if self.sends.is_copying else _BEAT_MS)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         while self._calls:
             self._calls.popleft()()
         for order in self._reports.orders():
             self._obey(order)
-        self._post.drive()
-        # What touches the post may take in what has come since, so nothing is left to look at before it sleeps.
-        while self.departures.advance() | self.arrivals.advance():
+        self._endpoint.poll()
+        # What touches the endpoint may take in what has come since, so nothing is left to look at before it sleeps.
+        while self.sends.advance() | self.receives.advance():
             pass
 
     def _obey(self, order: dict[str, Any]) -> None:
         if "threshold_tokens" in order:
             self.threshold_tokens = int(order["threshold_tokens"])
         else:
-            self.departures.abort_key(str(order.get("abort")), "aborted")
+            self.sends.abort_key(str(order.get("abort")), "aborted")

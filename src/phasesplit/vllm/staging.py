@@ -71,7 +71,7 @@ class HostDevice:
 
 
 class Slots:
-    """Staging slots for KV that leaves. Those for KV that comes in belong to the post.
+    """Staging slots for KV that leaves. Those for KV that comes in belong to the endpoint.
 
     Two shares instead of one: machines whose slots are all taken by what comes in could send nothing, and would wait
     for each other in a ring.

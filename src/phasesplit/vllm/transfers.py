@@ -9,7 +9,7 @@ from phasesplit.vllm.orders import Send, Take
 
 
 @dataclass(slots=True, eq=False)
-class Leaving:
+class StagedSend:
     """A request whose KV leaves.
 
     Attributes:
@@ -33,7 +33,7 @@ class Leaving:
 
 
 @dataclass(slots=True, eq=False)
-class Coming:
+class StagedReceive:
     """A request that waits for KV. All of it belongs to the mover.
 
     Attributes:

@@ -9,7 +9,7 @@ from phasesplit.vllm.mover import Mover
 from phasesplit.vllm.orders import Piece, Step
 from phasesplit.vllm.reports import Reports
 from phasesplit.vllm.staging import Device, Slots
-from phasesplit.vllm.transfers import Coming, Ended, Leaving
+from phasesplit.vllm.transfers import Ended, StagedReceive, StagedSend
 
 IDLE_S = 0.002
 """How long a step that computes nothing waits for a transfer to end: vLLM would ask again a millisecond later, and two
@@ -20,7 +20,7 @@ processes would spin for as long as a prompt phase takes elsewhere."""
 class _Part:
     """What this step computes of a prompt."""
 
-    leaving: Leaving
+    leaving: StagedSend
     piece: Piece
     next_layer: int = 0
 
@@ -39,7 +39,7 @@ class WorkerHalf:
     def __init__(self, mover: Mover, device: Device, slots: Slots, reports: Reports, layout: KvLayout) -> None:
         self._mover, self._device, self._slots, self._reports = mover, device, slots, reports
         self._layout = layout
-        self._leaving: dict[str, Leaving] = {}
+        self._leaving: dict[str, StagedSend] = {}
         self._parts: list[_Part] = []
         self._computes = True
 
@@ -47,17 +47,17 @@ class WorkerHalf:
         """Take the orders of a step, before it is computed."""
         mover, self._computes = self._mover, step.computes
         for send in step.sends:
-            leaving = self._leaving[send.request] = Leaving(send)
-            mover.do(partial(mover.departures.begin, leaving))
+            leaving = self._leaving[send.request] = StagedSend(send)
+            mover.do(partial(mover.sends.begin, leaving))
         for take in step.takes:
-            mover.do(partial(mover.arrivals.begin, Coming(take)))
+            mover.do(partial(mover.receives.begin, StagedReceive(take)))
         for request, blocks in step.computed:
-            mover.do(partial(mover.departures.computed, self._leaving.pop(request), blocks))
+            mover.do(partial(mover.sends.computed, self._leaving.pop(request), blocks))
         for request in step.given_up:
-            mover.do(partial(mover.arrivals.give_up, request, "the request has ended"))
+            mover.do(partial(mover.receives.give_up, request, "the request has ended"))
             ended = self._leaving.pop(request, None)
             if ended is not None:
-                mover.do(partial(mover.departures.give_up, ended, "the request has ended"))
+                mover.do(partial(mover.sends.give_up, ended, "the request has ended"))
         self._parts = [_Part(self._leaving[piece.request], piece) for piece in step.pieces]
         begun = tuple(part.leaving.order.key for part in self._parts if part.piece.is_first)
         for key in begun + step.started:
@@ -92,10 +92,10 @@ class WorkerHalf:
         blocks, slots = part.piece.blocks[first:end], (leaving.slots or ())[first:end]
         for layer in range(part.next_layer, end_layer):
             is_done = self._device.gather(layer, blocks, slots)
-            self._mover.do(partial(self._mover.departures.send, leaving, layer, first, end, is_done))
+            self._mover.do(partial(self._mover.sends.send, leaving, layer, first, end, is_done))
         part.next_layer = end_layer
 
-    def _has_slots(self, leaving: Leaving) -> bool:
+    def _has_slots(self, leaving: StagedSend) -> bool:
         """Return whether slots hold the KV of a request, after taking them where it is time to."""
         if leaving.slots is not None:
             return True
@@ -104,5 +104,5 @@ class WorkerHalf:
             return False
         leaving.slots = self._slots.take(self._layout.blocks_for(order.tokens))
         if leaving.slots is not None:
-            self._mover.do(partial(self._mover.departures.open, leaving))
+            self._mover.do(partial(self._mover.sends.open, leaving))
         return leaving.slots is not None

@@ -12,7 +12,7 @@ from typing import Any
 from phasesplit.errors import TransferError
 from phasesplit.transfer.blocks import BlockPool
 from phasesplit.transfer.incoming import Incoming, Listener
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.links import boot_id
 from phasesplit.transfer.nixl_channel import NixlListener, NixlMemory, nixl_agent
 from phasesplit.transfer.outgoing import Outgoing
@@ -23,11 +23,11 @@ from phasesplit.transfer.timing import Clock, Patience
 _NAME_DIGITS = 12
 
 
-class Post:
+class KvEndpoint:
     """The transfers of one machine.
 
     Args:
-        greeting: What this machine says of itself.
+        info: What this machine says of itself.
         pool: Memory of its KV blocks; the engine's cache lies in `pool.blocks`.
         free: Which of the blocks are free; the engine draws from it too.
         directory: Where the Unix socket is made, for senders on this host; None: there are none.
@@ -40,7 +40,7 @@ class Post:
             is none, and whoever can connect is believed. Machines with and without one refuse one another.
 
     Attributes:
-        greeting: As above.
+        info: As above.
         free: As above.
         incoming: KV that arrives here.
         outgoing: KV that leaves.
@@ -53,7 +53,7 @@ class Post:
 
     def __init__(
         self,
-        greeting: Greeting,
+        info: PeerInfo,
         pool: SharedPool,
         free: BlockPool,
         *,
@@ -67,15 +67,15 @@ class Post:
     ) -> None:
         if secret == b"":
             raise TransferError("the cluster's key is empty, allowed is one byte or more")
-        self.greeting = greeting
+        self.info = info
         self.free = free
         self._address: dict[str, Any] = {"boot_id": boot_id(), "unix": None, "tcp": None, "nixl": None}
         with contextlib.ExitStack() as undo:
             listeners: list[Listener] = []
             if directory is not None:
                 # A path of a socket has 107 bytes at most, and names of machines may be long.
-                machine = hashlib.sha256(greeting.machine.encode()).hexdigest()[:_NAME_DIGITS]
-                path = os.path.join(directory, f"{machine}.{greeting.epoch}.kv")
+                machine = hashlib.sha256(info.machine.encode()).hexdigest()[:_NAME_DIGITS]
+                path = os.path.join(directory, f"{machine}.{info.epoch}.kv")
                 listeners.append(SharedMemoryListener(path, pool))
                 undo.callback(listeners[-1].close)
                 self._address["unix"] = path
@@ -86,15 +86,15 @@ class Post:
                 self._address["tcp"] = list(over_tcp.address)
             self._memory = None
             if nixl is not None:
-                agent = nixl_agent(f"{greeting.machine}.{greeting.epoch}")
+                agent = nixl_agent(f"{info.machine}.{info.epoch}")
                 self._memory = NixlMemory(agent, pool.blocks)
                 undo.callback(self._memory.close)
                 over_nixl = NixlListener(self._memory, *nixl)
                 listeners.append(over_nixl)
                 undo.callback(over_nixl.close)
                 self._address["nixl"] = list(over_nixl.address)
-            self.outgoing = Outgoing(greeting, pool.blocks, clock, patience, self._memory, secret)
-            self.incoming = Incoming(greeting, pool, free, listeners, clock, patience, poison=poison, secret=secret)
+            self.outgoing = Outgoing(info, pool.blocks, clock, patience, self._memory, secret)
+            self.incoming = Incoming(info, pool, free, listeners, clock, patience, poison=poison, secret=secret)
             undo.pop_all()
 
     @property
@@ -102,10 +102,10 @@ class Post:
         """Where others reach this machine, as JSON can say it: boot_id, unix (path), tcp and nixl."""
         return dict(self._address)
 
-    def drive(self) -> None:
+    def poll(self) -> None:
         """Move what can move without waiting; call it when a descriptor is ready, and at the latest each second."""
-        self.incoming.drive()
-        self.outgoing.drive()
+        self.incoming.poll()
+        self.outgoing.poll()
 
     def descriptors(self) -> dict[int, int]:
         """Return what to wait for: file descriptors, with the events of `select.poll`."""

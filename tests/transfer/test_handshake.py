@@ -15,35 +15,35 @@ import pytest
 from phasesplit.errors import TransferError
 from phasesplit.transfer import shared_memory
 from phasesplit.transfer.channel import Condition, drive_receiver, drive_sender
+from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.transfer.handshake import HandshakeClient
 from phasesplit.transfer.incoming import MOST_STRANGERS
-from phasesplit.transfer.layout import PROTOCOL, Greeting
+from phasesplit.transfer.layout import PROTOCOL, PeerInfo
 from phasesplit.transfer.links import boot_id, open_channel
-from phasesplit.transfer.meeting import Caller
 from phasesplit.transfer.messages import LONGEST_TEXT_BYTES, Kind, Message
-from phasesplit.transfer.post import Post
 from phasesplit.transfer.receiver import Receiver
 from phasesplit.transfer.sender import Sender
 from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
 from phasesplit.transfer.states import Arrival, Departure
 from transfer.in_memory import InMemoryChannel, in_memory_pair
-from transfer.posts import OpenPair, Pair
+from transfer.pairs import OpenPair, Pair
 from transfer.wires import BLOCKS, LAYOUT, needles, open_sockets
 from waiting import eventually
 
 KEY = b"a cluster's key"
-PROMPT = Greeting(machine="prompt-0", epoch=1, layout=LAYOUT)
-TOKEN = Greeting(machine="token-0", epoch=3, layout=LAYOUT, blocks=BLOCKS)
+PROMPT = PeerInfo(machine="prompt-0", epoch=1, layout=LAYOUT)
+TOKEN = PeerInfo(machine="token-0", epoch=3, layout=LAYOUT, blocks=BLOCKS)
 
 
 class Eavesdropper:
     """A receiver and the senders that call it, with every message that passes kept."""
 
-    def __init__(self, secret: bytes | None = KEY, greeting: Greeting = TOKEN) -> None:
+    def __init__(self, secret: bytes | None = KEY, info: PeerInfo = TOKEN) -> None:
         self.pool = np.zeros((LAYOUT.layers, BLOCKS, LAYOUT.block_bytes), np.uint8)
-        self.receiver = Receiver(greeting, self.pool, secret=secret)
+        self.receiver = Receiver(info, self.pool, secret=secret)
         self.channels: dict[int, InMemoryChannel] = {}
 
-    def hear(self, channel: int, *messages: Message) -> list[Message]:
+    def on_message(self, channel: int, *messages: Message) -> list[Message]:
         """Let the receiver hear messages of a channel; return what it says to that."""
         for message in messages:
             self.receiver.on_message(channel, message, 0.0)
@@ -51,30 +51,30 @@ class Eavesdropper:
         self.receiver.outbox.clear()
         return said
 
-    def meet(self, channel: int, caller: Caller) -> list[Message]:
-        """Carry a whole meeting out; return what passed, of both."""
+    def meet(self, channel: int, caller: HandshakeClient) -> list[Message]:
+        """Carry a whole handshake out; return what passed, of both."""
         passed = [caller.hello()]
-        passed += self.hear(channel, passed[0])
+        passed += self.on_message(channel, passed[0])
         if passed[-1].kind is Kind.CHALLENGE:
             passed.append(caller.proof(passed[-1].text))
-            passed += self.hear(channel, passed[-1])
+            passed += self.on_message(channel, passed[-1])
         return passed
 
 
 def test_both_prove_that_they_know_the_key() -> None:
     """Machines of one cluster would not meet, or the receiver be met before it has proven anything."""
     there = Eavesdropper()
-    caller = Caller(PROMPT, KEY, ("token-0", 3))
+    caller = HandshakeClient(PROMPT, KEY, ("token-0", 3))
     passed = there.meet(1, caller)
     assert [message.kind for message in passed] == [Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME]
     assert there.receiver.is_registered(1)
-    assert caller.met(passed[-1].text) == TOKEN
+    assert caller.on_welcome(passed[-1].text) == TOKEN
     assert not any(KEY in message.text or KEY.hex().encode() in message.text for message in passed)
 
 
 def test_each_end_proves_all_that_was_said_under_its_own_label() -> None:
     """One end's proof could serve as the other's, or a part be moved from one message into the next."""
-    hello, challenge, proof, welcome = Eavesdropper().meet(1, Caller(PROMPT, KEY, None))
+    hello, challenge, proof, welcome = Eavesdropper().meet(1, HandshakeClient(PROMPT, KEY, None))
 
     def due(end: str, *said: bytes) -> bytes:
         parts = [f"phasesplit transfer {PROTOCOL}, {end}".encode(), *said]
@@ -122,20 +122,20 @@ def test_an_empty_key_is_none() -> None:
     """A key file with nothing in it would look like protection."""
     memory = SharedPool(LAYOUT, 2)
     with pytest.raises(TransferError, match="the cluster's key is empty"):
-        Post(PROMPT, memory, None, secret=b"")
+        KvEndpoint(PROMPT, memory, None, secret=b"")
     memory.close()
 
 
 def test_what_was_overheard_opens_no_other_channel() -> None:
     """Whoever listens on the network could repeat what a machine said, and be taken for it."""
     there = Eavesdropper()
-    passed = there.meet(1, Caller(PROMPT, KEY, None))
+    passed = there.meet(1, HandshakeClient(PROMPT, KEY, None))
     hello, _, proof, _ = passed
-    assert [said.kind for said in there.hear(2, hello)] == [Kind.CHALLENGE]
-    assert [said.kind for said in there.hear(2, proof)] == [Kind.REFUSE]
+    assert [said.kind for said in there.on_message(2, hello)] == [Kind.CHALLENGE]
+    assert [said.kind for said in there.on_message(2, proof)] == [Kind.REFUSE]
     # Nor on the channel where it was said, once that has ended and its number is used again.
     there.receiver.lost(1, 0.0)
-    assert [said.kind for said in there.hear(1, hello, proof)] == [Kind.CHALLENGE, Kind.REFUSE]
+    assert [said.kind for said in there.on_message(1, hello, proof)] == [Kind.CHALLENGE, Kind.REFUSE]
     assert not there.receiver.is_registered(1)
     assert not there.receiver.is_registered(2)
 
@@ -143,37 +143,37 @@ def test_what_was_overheard_opens_no_other_channel() -> None:
 def test_a_welcome_of_another_channel_is_not_believed() -> None:
     """KV would go to whoever has overheard how the receiver greeted somebody else."""
     there = Eavesdropper()
-    overheard = there.meet(1, Caller(PROMPT, KEY, None))
-    caller = Caller(PROMPT, KEY, None)
+    overheard = there.meet(1, HandshakeClient(PROMPT, KEY, None))
+    caller = HandshakeClient(PROMPT, KEY, None)
     caller.proof(overheard[1].text)
     with pytest.raises(TransferError, match="token-0 has not proven that it knows the cluster's key"):
-        caller.met(overheard[3].text)
+        caller.on_welcome(overheard[3].text)
 
 
 @pytest.mark.parametrize("challenged", [False, True])
 @pytest.mark.parametrize("shown", ["nothing", "nonsense", "surrogate", "a number", "our own"])
 def test_an_impostor_is_not_believed(challenged: bool, shown: str) -> None:
     """KV would go to whoever listens at the address: it leaves the proof out, makes it up, or sends ours back."""
-    caller = Caller(PROMPT, KEY, ("token-0", 3))
+    caller = HandshakeClient(PROMPT, KEY, ("token-0", 3))
     challenge = json.dumps({"machine": "token-0", "epoch": 3, "nonce": json.loads(caller.hello().text)["nonce"]})
     proof = caller.proof(challenge.encode()).text.hex() if challenged else ""
     beside = {"nonsense": "0" * 64, "surrogate": "\ud800", "a number": 7, "our own": proof}
     text = TOKEN.to_text(**({} if shown == "nothing" else {"proof": beside[shown]}))
     with pytest.raises(TransferError, match="has not proven"):
-        caller.met(text)
+        caller.on_welcome(text)
 
 
 def test_a_machine_proves_nothing_to_itself_on_behalf_of_another() -> None:
     """Whoever relays a machine's call back to that machine's own port would have it prove both sides."""
-    itself = Eavesdropper(greeting=replace(TOKEN, machine="prompt-0", epoch=1))
-    caller = Caller(PROMPT, KEY, ("token-0", 3))
-    (challenge,) = itself.hear(1, caller.hello())
+    itself = Eavesdropper(info=replace(TOKEN, machine="prompt-0", epoch=1))
+    caller = HandshakeClient(PROMPT, KEY, ("token-0", 3))
+    (challenge,) = itself.on_message(1, caller.hello())
     with pytest.raises(TransferError, match="looked for token-0 in epoch 3, found prompt-0 in epoch 1"):
         caller.proof(challenge.text)
     # It looks like the right machine if the relay says so; then the proof is none for the machine itself.
     posing = challenge.text.replace(b'"prompt-0", "epoch": 1', b'"token-0", "epoch": 3')
     assert posing != challenge.text
-    assert [said.kind for said in itself.hear(1, caller.proof(posing))] == [Kind.REFUSE]
+    assert [said.kind for said in itself.on_message(1, caller.proof(posing))] == [Kind.REFUSE]
 
 
 @pytest.mark.parametrize(
@@ -183,35 +183,35 @@ def test_a_machine_proves_nothing_to_itself_on_behalf_of_another() -> None:
 def test_what_a_machine_says_of_itself_is_proven(said: bytes, instead: bytes) -> None:
     """Whoever sits between two machines could give one of them another name, or end its channels by a later epoch."""
     there = Eavesdropper()
-    caller = Caller(PROMPT, KEY, None)
+    caller = HandshakeClient(PROMPT, KEY, None)
     hello = caller.hello()
     changed = replace(hello, text=hello.text.replace(said, instead))
     assert changed != hello
-    (challenge,) = there.hear(1, changed)
-    assert [answer.kind for answer in there.hear(1, caller.proof(challenge.text))] == [Kind.REFUSE]
+    (challenge,) = there.on_message(1, changed)
+    assert [answer.kind for answer in there.on_message(1, caller.proof(challenge.text))] == [Kind.REFUSE]
     assert there.receiver._epochs == {}
 
 
 def test_what_a_receiver_says_of_itself_is_proven() -> None:
     """Whoever sits between two machines could change the receiver's pool, or let its former life speak."""
-    caller = Caller(PROMPT, KEY, None)
+    caller = HandshakeClient(PROMPT, KEY, None)
     welcome = Eavesdropper().meet(1, caller)[-1]
     with pytest.raises(TransferError, match="has not proven"):
-        caller.met(welcome.text.replace(b'"epoch": 3', b'"epoch": 4'))
+        caller.on_welcome(welcome.text.replace(b'"epoch": 3', b'"epoch": 4'))
 
 
 def test_a_challenge_is_answered_once_and_only_where_there_is_a_key() -> None:
     """A receiver could have proofs made for as long as it likes; or a machine without a key would stop."""
     challenge = json.dumps({"machine": "token-0", "epoch": 3, "nonce": ""}).encode()
-    caller = Caller(PROMPT, KEY, None)
+    caller = HandshakeClient(PROMPT, KEY, None)
     caller.proof(challenge)
     with pytest.raises(TransferError, match="a second proof"):
         caller.proof(challenge)
     with pytest.raises(TransferError, match="prompt-0 has none"):
-        Caller(PROMPT, None, None).proof(challenge)
+        HandshakeClient(PROMPT, None, None).proof(challenge)
     for nonsense in (b"", b"[]", b"[" * LONGEST_TEXT_BYTES, b'{"machine": 1, "epoch": 1e999}', b"\xff"):
         with pytest.raises(TransferError, match="not a challenge"):
-            Caller(PROMPT, KEY, None).proof(nonsense)
+            HandshakeClient(PROMPT, KEY, None).proof(nonsense)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.HELLO])
@@ -219,33 +219,33 @@ def test_nobody_is_heard_before_the_proof(kind: Kind) -> None:
     """Whoever can connect could end, fill or keep alive another machine's transfer."""
     there = Eavesdropper()
     reservation = there.receiver.reserve("r", 4, "prompt-0", 0.0)
-    there.hear(1, Caller(PROMPT, KEY, None).hello())
+    there.on_message(1, HandshakeClient(PROMPT, KEY, None).hello())
     stranger = Message(kind, 3, reservation.transfer, blocks=1, length_bytes=LAYOUT.block_bytes)
     assert there.receiver.place(1, stranger) is None
-    assert [said.kind for said in there.hear(1, stranger)] == [Kind.REFUSE]
+    assert [said.kind for said in there.on_message(1, stranger)] == [Kind.REFUSE]
     assert there.receiver.state(reservation.transfer) is Arrival.RESERVED
-    assert there.hear(1, *[stranger] * 9) == []
+    assert there.on_message(1, *[stranger] * 9) == []
     assert there.receiver.cuts == {1}
 
 
 def test_a_machine_that_has_been_met_stays_who_it_is() -> None:
     """A machine could take another one's name later, and fill its transfers."""
     there = Eavesdropper(secret=None)
-    there.meet(1, Caller(PROMPT, None, None))
-    assert there.hear(1, Caller(replace(PROMPT, machine="prompt-1"), None, None).hello()) == []
+    there.meet(1, HandshakeClient(PROMPT, None, None))
+    assert there.on_message(1, HandshakeClient(replace(PROMPT, machine="prompt-1"), None, None).hello()) == []
     assert there.receiver._peers == {1: "prompt-0"}
 
 
 def test_a_name_that_cannot_be_written_is_refused() -> None:
     """A stranger's name would stop the receiver when it says why the stranger is refused."""
     there = Eavesdropper(secret=None)
-    there.meet(1, Caller(replace(PROMPT, machine="\ud800", epoch=2), None, None))
-    refused = there.meet(2, Caller(replace(PROMPT, machine="\ud800"), None, None))[-1]
+    there.meet(1, HandshakeClient(replace(PROMPT, machine="\ud800", epoch=2), None, None))
+    refused = there.meet(2, HandshakeClient(replace(PROMPT, machine="\ud800"), None, None))[-1]
     assert (refused.kind, refused.text) == (Kind.REFUSE, b"epoch 1 of ? is stale, the latest is 2")
 
 
 def test_the_proofs_pass_a_channel() -> None:
-    """The messages of a meeting would not be sent, or frames go before it has ended."""
+    """The messages of a handshake would not be sent, or frames go before it has ended."""
     sending, receiving = in_memory_pair()
     there = Eavesdropper()
     sender = Sender(PROMPT, needles(LAYOUT, BLOCKS), secret=KEY, looks_for=("token-0", 3))
@@ -263,7 +263,7 @@ def test_who_proves_nothing_never_gets_the_memory(tmp_path: Path) -> None:
     listener = SharedMemoryListener(str(tmp_path / "kv"), memory)
     receiver = Receiver(TOKEN, memory.blocks, secret=KEY)
     channel = connect_shared_memory(str(tmp_path / "kv"))
-    caller = Caller(PROMPT, b"another", None)
+    caller = HandshakeClient(PROMPT, b"another", None)
     accepted = {0: listener.accept()}
     channel.offer(caller.hello(), None)
     drive_receiver(receiver, accepted, 0.0)
@@ -276,22 +276,22 @@ def test_who_proves_nothing_never_gets_the_memory(tmp_path: Path) -> None:
         end.close()
 
 
-@pytest.mark.parametrize("first", [b"", Caller(PROMPT, KEY, None).hello().pack()])
+@pytest.mark.parametrize("first", [b"", HandshakeClient(PROMPT, KEY, None).hello().pack()])
 def test_bytes_that_trickle_keep_nothing_open(first: bytes) -> None:
     """A peer that sends a byte now and then, before or after its greeting, would keep its channel for ever."""
     pair = Pair("tcp", secrets=(KEY, KEY))
-    with socket.create_connection(pair.token.post.address["tcp"]) as peer:
+    with socket.create_connection(pair.token.endpoint.address["tcp"]) as peer:
         peer.sendall(first)
-        eventually(lambda: len(pair.token.incoming._channels) == 1, pair.token.post.drive)
+        eventually(lambda: len(pair.token.incoming._channels) == 1, pair.token.endpoint.poll)
         for byte in Message(Kind.HELLO, text=b"x" * LONGEST_TEXT_BYTES).pack()[:99]:
             pair.now_s += 0.1
             peer.send(bytes([byte]))
-            pair.token.post.drive()
+            pair.token.endpoint.poll()
         assert len(pair.token.incoming._channels) == 1
         pair.now_s = 10.0
-        pair.token.post.drive()
+        pair.token.endpoint.poll()
         assert pair.token.incoming._channels == {}
-    assert pair.token.incoming._receiver._meetings == {}
+    assert pair.token.incoming._receiver._handshakes == {}
     pair.close()
 
 
@@ -300,7 +300,7 @@ def test_a_flood_of_strangers_is_bounded_and_keeps_nobody_out(open_pair: OpenPai
     pair = open_pair(secrets=(KEY, KEY))
     strangers = []
     for _ in range(3):
-        strangers += [open_channel(pair.token.post.address, boot_id()) for _ in range(MOST_STRANGERS // 2)]
+        strangers += [open_channel(pair.token.endpoint.address, boot_id()) for _ in range(MOST_STRANGERS // 2)]
         pair.settle()
     assert len(pair.token.incoming._channels) == MOST_STRANGERS
     assert (
@@ -317,11 +317,11 @@ def test_a_flood_of_strangers_is_bounded_and_keeps_nobody_out(open_pair: OpenPai
 def test_a_stranger_who_does_not_read_holds_no_memory() -> None:
     """Answers to a peer that sends and does not read would pile up."""
     pair = Pair("tcp", secrets=(KEY, KEY))
-    with socket.create_connection(pair.token.post.address["tcp"]) as peer:
+    with socket.create_connection(pair.token.endpoint.address["tcp"]) as peer:
         peer.setblocking(False)
         flood = Message(Kind.HEARTBEAT, 1, 1).pack() * 5_000
         sent = peer.send(flood)
-        eventually(lambda: not pair.token.incoming._channels, pair.token.post.drive)
+        eventually(lambda: not pair.token.incoming._channels, pair.token.endpoint.poll)
         assert sent > 1_000
     assert len(pair.token.incoming._receiver.outbox) <= 1
     pair.close()

@@ -12,14 +12,14 @@ from phasesplit.errors import TransferError
 from phasesplit.transfer.blocks import BlockPool, Use
 from phasesplit.transfer.channel import Condition
 from phasesplit.transfer.chooser import Mode
+from phasesplit.transfer.endpoint import KvEndpoint
 from phasesplit.transfer.failures import NoRoomError
-from phasesplit.transfer.layout import Greeting
+from phasesplit.transfer.layout import PeerInfo
 from phasesplit.transfer.links import boot_id, open_channel
-from phasesplit.transfer.post import Post
 from phasesplit.transfer.shared_memory import SharedPool
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.timing import Patience
-from transfer.posts import OpenPair, Pair
+from transfer.pairs import OpenPair, Pair
 from transfer.wires import BLOCKS, LAYOUT, needles, open_files, open_sockets
 from waiting import eventually
 
@@ -65,7 +65,7 @@ def test_layers_leave_before_the_next_ones_exist(open_pair: OpenPair) -> None:
             pair.prompt.outgoing.send_layer("r", layer, chunk.start, chunk.stop)
             pair.settle()
             held = pair.token.incoming._receiver
-            arrived = held._awaited[1].arrived if chunk.start == 0 else None
+            arrived = held._inbound[1].arrived if chunk.start == 0 else None
             assert arrived is None or (arrived[: layer + 1, :3].all() and not arrived[layer + 1 :].any())
     pair.until_over("r")
     taken = pair.token.incoming.take("r").blocks
@@ -247,7 +247,7 @@ def test_a_machine_that_is_not_there(
     """An order would wait for a machine that cannot be reached, or raise something that nobody expects."""
     pair = open_pair()
     if address.get("boot_id") == "here":
-        address = {**address, "boot_id": pair.token.post.address["boot_id"]}
+        address = {**address, "boot_id": pair.token.endpoint.address["boot_id"]}
     pair.prompt.outgoing.await_offer("r", "token-9", address, 1)
     eventually(lambda: pair.prompt.outgoing.state("r") is Departure.FAILED, pair.step)
     pair.step()
@@ -267,7 +267,9 @@ def test_a_post_that_cannot_be_made_leaves_nothing(wrong: str, tmp_path: Path) -
     before = open_sockets()
     folder = str(tmp_path if wrong == "pool" else tmp_path / "nowhere")
     with pytest.raises((TransferError, OSError)):
-        Post(Greeting(machine="a", epoch=1, layout=other), memory, BlockPool(2), directory=folder, tcp=("127.0.0.1", 0))
+        KvEndpoint(
+            PeerInfo(machine="a", epoch=1, layout=other), memory, BlockPool(2), directory=folder, tcp=("127.0.0.1", 0)
+        )
     assert open_sockets() == before
     assert list(tmp_path.iterdir()) == []
     memory.close()
@@ -277,7 +279,7 @@ def test_nixl_goes_before_tcp_where_both_have_it() -> None:
     """Machines with RDMA would send through the kernel, or not reach one another."""
     pytest.importorskip("nixl")
     pair = Pair("nixl")
-    pair.token.post._address["tcp"] = ["127.0.0.1", 1]
+    pair.token.endpoint._address["tcp"] = ["127.0.0.1", 1]
     blocks = pair.offered("r")
     pair.prompt.outgoing.note("r", b"n")
     pair.prompt.outgoing.send_all("r")
@@ -291,7 +293,7 @@ def test_nixl_goes_before_tcp_where_both_have_it() -> None:
 def test_a_host_that_sees_no_socket_of_ours_is_reached_over_tcp() -> None:
     """Two containers of one host would not reach one another."""
     pair = Pair("tcp")
-    address = {**pair.token.post.address, "unix": "/nowhere/kv"}
+    address = {**pair.token.endpoint.address, "unix": "/nowhere/kv"}
     pair.prompt.outgoing.await_offer("r", "token-0", address, 1)
     pair.token.incoming.expect("r", 4, "prompt-0")
     eventually(lambda: pair.prompt.outgoing.state("r") is Departure.OFFERED, pair.step)
@@ -301,8 +303,8 @@ def test_a_host_that_sees_no_socket_of_ours_is_reached_over_tcp() -> None:
 def test_another_machine_at_the_address(open_pair: OpenPair) -> None:
     """KV would go to whoever listens there now."""
     pair = open_pair()
-    pair.prompt.outgoing.await_offer("a", "token-9", pair.token.post.address, 1)
-    pair.prompt.outgoing.await_offer("b", "token-0", pair.token.post.address, 2)
+    pair.prompt.outgoing.await_offer("a", "token-9", pair.token.endpoint.address, 1)
+    pair.prompt.outgoing.await_offer("b", "token-0", pair.token.endpoint.address, 2)
     eventually(lambda: pair.prompt.outgoing.state("b") is Departure.FAILED, pair.step)
     eventually(lambda: pair.prompt.outgoing.state("a") is Departure.FAILED, pair.step)
     assert pair.prompt.outgoing.why("a") == "looked for token-9 in epoch 1, found token-0 in epoch 1"
@@ -320,7 +322,7 @@ def test_a_token_machine_that_was_started_again(open_pair: OpenPair) -> None:
     eventually(lambda: pair.prompt.outgoing.state("old") is Departure.FAILED, pair.step)
     pair.settle()
     with pytest.raises(TransferError, match="epoch 1 of token-0 is stale, the latest is 2"):
-        pair.prompt.outgoing.await_offer("late", "token-0", pair.token.post.address, 1)
+        pair.prompt.outgoing.await_offer("late", "token-0", pair.token.endpoint.address, 1)
     pair.token.incoming.expect("new", 4, "prompt-0")
     eventually(lambda: pair.prompt.outgoing.state("new") is Departure.OFFERED, pair.step)
 
@@ -329,7 +331,7 @@ def test_an_epoch_that_nobody_has_shown_ends_nothing(open_pair: OpenPair) -> Non
     """One order with a wrong epoch would end what goes on, and cut the machine off from all its prompt machines."""
     pair = open_pair()
     pair.offered("going on", wants_note=False)
-    address = pair.token.post.address
+    address = pair.token.endpoint.address
     for number, wrong in enumerate((10**15, 2, 3)):
         pair.prompt.outgoing.await_offer(f"wrong{number}", "token-0", address, wrong)
         pair.order(f"beside{number}")
@@ -352,9 +354,9 @@ def test_a_prompt_machine_that_was_started_again(open_pair: OpenPair) -> None:
     pair.settle()
     former, pair.prompt = pair.prompt, pair.start("prompt-0", epoch=2)
     pair.offered("new")
-    eventually(lambda: pair.token.incoming.held() == {"new": 4}, lambda: (pair.step(), former.post.drive()))
+    eventually(lambda: pair.token.incoming.held() == {"new": 4}, lambda: (pair.step(), former.endpoint.poll()))
     assert pair.token.incoming.state("old") is Arrival.RELEASED
-    eventually(lambda: former.outgoing.state("old") is Departure.FAILED, former.post.drive)
+    eventually(lambda: former.outgoing.state("old") is Departure.FAILED, former.endpoint.poll)
     former.close()
 
 
@@ -376,20 +378,20 @@ def test_a_peer_that_does_not_answer(open_pair: OpenPair) -> None:
     pair = open_pair()
     pair.order("r")
     pair.now_s = 9.9
-    pair.prompt.post.drive()
+    pair.prompt.endpoint.poll()
     assert pair.prompt.outgoing.state("r") is Departure.AWAITED
     pair.now_s = 10.0
-    pair.prompt.post.drive()
+    pair.prompt.endpoint.poll()
     assert pair.prompt.outgoing.why("r") == "token-0 has not answered the greeting within 10 s"
 
 
 def test_a_stranger_is_shown_out(open_pair: OpenPair) -> None:
     """Connections of port scanners would stay open for ever, until no handle is left for the peers."""
     pair = open_pair()
-    channel = open_channel(pair.token.post.address, boot_id())
-    eventually(lambda: len(pair.token.incoming._channels) == 1, pair.token.post.drive)
+    channel = open_channel(pair.token.endpoint.address, boot_id())
+    eventually(lambda: len(pair.token.incoming._channels) == 1, pair.token.endpoint.poll)
     pair.now_s = 10.0
-    eventually(lambda: not pair.token.incoming._channels, pair.token.post.drive)
+    eventually(lambda: not pair.token.incoming._channels, pair.token.endpoint.poll)
     eventually(lambda: channel.condition is not Condition.OPEN, lambda: channel.poll(lambda _: None))
 
 

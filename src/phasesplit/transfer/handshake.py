@@ -20,7 +20,7 @@ import json
 import secrets
 
 from phasesplit.errors import TransferError
-from phasesplit.transfer.layout import PROTOCOL, Greeting
+from phasesplit.transfer.layout import PROTOCOL, PeerInfo
 from phasesplit.transfer.messages import Kind, Message
 
 Identity = tuple[str, int]
@@ -31,20 +31,20 @@ _SENDER = f"phasesplit transfer {PROTOCOL}, sender".encode()
 _RECEIVER = f"phasesplit transfer {PROTOCOL}, receiver".encode()
 
 
-class Caller:
+class HandshakeClient:
     """The sender's half.
 
     Args:
-        greeting: What this machine says of itself.
+        info: What this machine says of itself.
         secret: The cluster's key; None: there is none, and nothing is proven.
         looks_for: Whom it will talk to; None: anybody.
     """
 
-    def __init__(self, greeting: Greeting, secret: bytes | None, looks_for: Identity | None) -> None:
-        self._ours = greeting
+    def __init__(self, info: PeerInfo, secret: bytes | None, looks_for: Identity | None) -> None:
+        self._ours = info
         self._secret = secret
         self._looks_for = looks_for
-        self._hello = greeting.to_text(nonce=_random() if secret is not None else "")
+        self._hello = info.to_text(nonce=_random() if secret is not None else "")
         self._challenge = b""
 
     def hello(self) -> Message:
@@ -70,14 +70,14 @@ class Caller:
         self._challenge = challenge
         return Message(Kind.PROOF, text=_proof(self._secret, _SENDER, self._hello, challenge))
 
-    def met(self, welcome: bytes) -> Greeting:
+    def on_welcome(self, welcome: bytes) -> PeerInfo:
         """Return whom a welcome is from.
 
         Raises:
             TransferError: It is not a greeting, not from the machine that was looked for, its blocks look different, or
                 it does not prove that it knows the key.
         """
-        theirs = Greeting.from_text(welcome)
+        theirs = PeerInfo.from_text(welcome)
         if self._secret is not None:
             due = _proof(self._secret, _RECEIVER, self._hello, self._challenge, theirs.to_text())
             shown = str(json.loads(welcome).get("proof", "")).encode(errors="replace")
@@ -93,39 +93,39 @@ class Caller:
             raise TransferError(f"looked for {machine} in epoch {epoch}, found {found[0]} in epoch {found[1]}")
 
 
-class Answerer:
+class HandshakeServer:
     """The receiver's half, for one channel.
 
     Args:
-        greeting: What this machine says of itself.
+        info: What this machine says of itself.
         secret: The cluster's key; None: there is none, and nothing is to be proven.
     """
 
-    def __init__(self, greeting: Greeting, secret: bytes | None) -> None:
-        self._ours = greeting
+    def __init__(self, info: PeerInfo, secret: bytes | None) -> None:
+        self._ours = info
         self._secret = secret
         self._hello = b""
         self._challenge = b""
-        self._caller: Greeting | None = None
+        self._client: PeerInfo | None = None
 
     def challenge(self) -> Message:
         """Return what is to be answered before anybody is welcome."""
         return Message(Kind.CHALLENGE, text=self._challenge)
 
-    def hear(self, message: Message) -> Greeting | None:
+    def on_message(self, message: Message) -> PeerInfo | None:
         """Return who is at the other end, or None where a challenge must be answered first.
 
         Raises:
             TransferError: The other end does not say who it is, one of the two has a key and the other has none, or
                 the proof is wrong.
         """
-        if message.kind is Kind.HELLO and self._caller is None:
+        if message.kind is Kind.HELLO and self._client is None:
             return self._on_hello(message.text)
-        if message.kind is Kind.PROOF and self._caller is not None and self._secret is not None:
+        if message.kind is Kind.PROOF and self._client is not None and self._secret is not None:
             due = _proof(self._secret, _SENDER, self._hello, self._challenge)
             if not hmac.compare_digest(due, message.text):
-                raise TransferError(f"{self._caller.machine} has another key than the cluster of {self._ours.machine}")
-            return self._caller
+                raise TransferError(f"{self._client.machine} has another key than the cluster of {self._ours.machine}")
+            return self._client
         raise TransferError(f"{message.kind.name} comes before the two have met")
 
     def welcome(self) -> Message:
@@ -136,8 +136,8 @@ class Answerer:
             text = self._ours.to_text(proof=shown.hex())
         return Message(Kind.WELCOME, text=text)
 
-    def _on_hello(self, text: bytes) -> Greeting | None:
-        theirs = Greeting.from_text(text)
+    def _on_hello(self, text: bytes) -> PeerInfo | None:
+        theirs = PeerInfo.from_text(text)
         has_key = bool(json.loads(text).get("nonce"))
         if has_key and self._secret is None:
             raise TransferError(f"{theirs.machine} wants proof of the cluster's key, and {self._ours.machine} has none")
@@ -145,7 +145,7 @@ class Answerer:
             return theirs
         if not has_key:
             raise TransferError(f"{self._ours.machine} wants proof of the cluster's key, and {theirs.machine} has none")
-        self._caller, self._hello = theirs, text
+        self._client, self._hello = theirs, text
         parts = {"machine": self._ours.machine, "epoch": self._ours.epoch, "nonce": _random()}
         self._challenge = json.dumps(parts).encode()
         return None

@@ -1,4 +1,4 @@
-"""Two posts in this process, joined by a transport, with a clock that tests move; and one in a process of its own."""
+"""Two endpoints in this process, joined by a transport, with a clock that tests move; and one in its own process."""
 
 import json
 import sys
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from invariants import check_blocks
 from phasesplit.transfer.blocks import BlockPool, Holding, Use
 from phasesplit.transfer.channel import wait_readable
-from phasesplit.transfer.layout import Greeting, KvLayout
-from phasesplit.transfer.post import Post
+from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.transfer.layout import KvLayout, PeerInfo
 from phasesplit.transfer.shared_memory import SharedPool
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.timing import Clock, Patience
@@ -25,7 +25,7 @@ OVER = (Departure.COMPLETED, Departure.FAILED)
 
 
 class Machine:
-    """A post with its memory."""
+    """An endpoint with its memory."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Machine:
         self.epoch = epoch
         self.memory = SharedPool(layout, blocks)
         self.free = BlockPool(blocks)
-        self.post = Post(
-            Greeting(machine=name, epoch=epoch, layout=layout),
+        self.endpoint = KvEndpoint(
+            PeerInfo(machine=name, epoch=epoch, layout=layout),
             self.memory,
             self.free,
             directory=folder if way == "shared-memory" else None,
@@ -56,8 +56,8 @@ class Machine:
             poison=True,
             secret=secret,
         )
-        self.incoming = self.post.incoming
-        self.outgoing = self.post.outgoing
+        self.incoming = self.endpoint.incoming
+        self.outgoing = self.endpoint.outgoing
 
     @property
     def pool(self) -> NDArray[np.uint8]:
@@ -66,7 +66,7 @@ class Machine:
 
     def close(self) -> None:
         """Give back every handle."""
-        self.post.close()
+        self.endpoint.close()
         self.memory.close()
 
 
@@ -106,22 +106,22 @@ class Pair:
 
     def step(self) -> None:
         """Move what can move at both machines."""
-        self.prompt.post.drive()
-        self.token.post.drive()
+        self.prompt.endpoint.poll()
+        self.token.endpoint.poll()
 
     def settle(self) -> None:
         """Move until nothing moves, with a moment for the kernel."""
         for _ in range(8):
             self.step()
-            wait_readable([*self.prompt.post.descriptors(), *self.token.post.descriptors()], 0.001)
+            wait_readable([*self.prompt.endpoint.descriptors(), *self.token.endpoint.descriptors()], 0.001)
 
     def connect(self) -> None:
         """Open the channel from the prompt machine to the token machine, without an order."""
-        self.prompt.outgoing._link("token-0", self.token.post.address, self.token.epoch)
+        self.prompt.outgoing._link("token-0", self.token.endpoint.address, self.token.epoch)
 
     def order(self, key: str) -> None:
         """Tell the prompt machine where the KV of a request goes."""
-        self.prompt.outgoing.await_offer(key, "token-0", self.token.post.address, self.token.epoch)
+        self.prompt.outgoing.await_offer(key, "token-0", self.token.endpoint.address, self.token.epoch)
 
     def offered(self, key: str, tokens: int = 16, *, wants_note: bool = True) -> tuple[int, ...]:
         """Order, expect and open a request; return the prompt machine's blocks."""
@@ -161,7 +161,7 @@ def be_a_prompt_machine(way: str, address: dict[str, object], layers: int) -> No
         here.pool[:] = needles(LAYOUT, BLOCKS)
         here.outgoing.await_offer("r", "token-0", address, 1)
         say("here")
-        eventually(lambda: here.outgoing.state("r") is Departure.OFFERED, here.post.drive)
+        eventually(lambda: here.outgoing.state("r") is Departure.OFFERED, here.endpoint.poll)
         here.outgoing.open("r", tuple(range(4)))
         for layer in range(layers):
             here.outgoing.send_layer("r", layer)
@@ -173,8 +173,8 @@ def be_a_token_machine(way: str) -> None:
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
         here = Machine("token-0", way, folder)
         here.incoming.expect("r", 16, "prompt-0")
-        say(json.dumps(here.post.address))
-        eventually(lambda: here.incoming.state("r") is Arrival.RECEIVING, here.post.drive)
+        say(json.dumps(here.endpoint.address))
+        eventually(lambda: here.incoming.state("r") is Arrival.RECEIVING, here.endpoint.poll)
         say("receiving")
         drive_for_ever(here)
 
@@ -188,8 +188,8 @@ def say(word: str) -> None:
 def drive_for_ever(machine: Machine) -> None:
     """Drive a machine until the process is killed."""
     while True:
-        machine.post.drive()
-        wait_readable(list(machine.post.descriptors()), 0.02)
+        machine.endpoint.poll()
+        wait_readable(list(machine.endpoint.descriptors()), 0.02)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import pytest
 from phasesplit.transfer.blocks import Use
 from phasesplit.transfer.states import Arrival, Departure
 from phasesplit.transfer.timing import Patience
-from transfer import posts
-from transfer.posts import WAYS, Machine
+from transfer import pairs
+from transfer.pairs import WAYS, Machine
 from transfer.wires import BLOCKS, LAYOUT, needles, open_sockets
 from waiting import eventually
 
@@ -31,10 +31,10 @@ SHORT = Patience(lease_s=0.3, heartbeat_s=0.1, answer_s=0.5, transfer_s=0.6)
 def another(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Start a machine in a process of its own; what it says arrives in the list by `heard`. It is killed at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-m", posts.__name__, *arguments],
+        [sys.executable, "-m", pairs.__name__, *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(posts.__file__).parent.parent,
+        cwd=Path(pairs.__file__).parent.parent,
     )
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
@@ -94,23 +94,23 @@ def machine(request: pytest.FixtureRequest, clock: StandingClock) -> Iterator[Ma
 @pytest.mark.parametrize("layers", [0, 2])
 def test_sender_that_dies_or_stops(machine: Machine, clock: StandingClock, how: signal.Signals, layers: int) -> None:
     """The token machine would wait for ever for a prompt machine that is gone, or read half a prompt."""
-    with another("prompt", machine.way, json.dumps(machine.post.address), str(layers)) as (process, heard):
-        eventually(lambda: hears(process, heard, 1), machine.post.drive)
+    with another("prompt", machine.way, json.dumps(machine.endpoint.address), str(layers)) as (process, heard):
+        eventually(lambda: hears(process, heard, 1), machine.endpoint.poll)
         machine.incoming.expect("r", 16, "prompt-0")
         arrived = functools.partial(machine.incoming._receiver.layers_arrived, 1)
-        eventually(lambda: arrived() == layers, machine.post.drive)
+        eventually(lambda: arrived() == layers, machine.endpoint.poll)
         process.send_signal(how)
         if how is signal.SIGSTOP:
             clock.start()
         over = (Arrival.DRAINING, Arrival.RELEASED)
-        eventually(lambda: machine.incoming.state("r") in over, machine.post.drive)
+        eventually(lambda: machine.incoming.state("r") in over, machine.endpoint.poll)
         assert machine.incoming.why("r") == ("no heartbeat" if how is signal.SIGSTOP else "the sender is gone")
         if how is signal.SIGSTOP and machine.way == "shared-memory":
             time.sleep(2 * SHORT.lease_s)
-            machine.post.drive()
+            machine.endpoint.poll()
             assert machine.free.used == 4  # it can still write to them when it goes on, so they wait for its end
             process.kill()
-        eventually(lambda: machine.free.used == 0, machine.post.drive)
+        eventually(lambda: machine.free.used == 0, machine.endpoint.poll)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -120,17 +120,17 @@ def test_receiver_that_dies_or_stops(machine: Machine, clock: StandingClock, how
     with another("token", machine.way) as (process, heard):
         eventually(lambda: hears(process, heard, 1))
         machine.outgoing.await_offer("r", "token-0", json.loads(heard[0]), 1)
-        eventually(lambda: machine.outgoing.state("r") is Departure.OFFERED, machine.post.drive)
+        eventually(lambda: machine.outgoing.state("r") is Departure.OFFERED, machine.endpoint.poll)
         machine.outgoing.open("r", machine.free.hold("r", Use.SEND, 4).blocks)
         machine.outgoing.send_layer("r", 0)
-        eventually(lambda: hears(process, heard, 2), machine.post.drive)
+        eventually(lambda: hears(process, heard, 2), machine.endpoint.poll)
         process.send_signal(how)
         if how is signal.SIGSTOP:
             clock.start()
         machine.outgoing.send_layer("r", 1)
-        eventually(lambda: machine.outgoing.state("r") is Departure.FAILED, machine.post.drive)
+        eventually(lambda: machine.outgoing.state("r") is Departure.FAILED, machine.endpoint.poll)
         assert ("deadline" if how is signal.SIGSTOP else "channel") in machine.outgoing.why("r")
-        eventually(lambda: machine.outgoing.may_free("r"), machine.post.drive)
+        eventually(lambda: machine.outgoing.may_free("r"), machine.endpoint.poll)
         machine.outgoing.forget("r")
 
 
@@ -142,19 +142,19 @@ def test_receiver_that_stops_with_a_full_channel(caplog: pytest.LogCaptureFixtur
         prompt = Machine("prompt-0", "tcp", folder, lambda: now_s[0], layout=layout, blocks=4)
         token = Machine("token-0", "tcp", folder, lambda: now_s[0], layout=layout, blocks=4)
         token.incoming.expect("r", 4 * 2**16, "prompt-0", wants_note=False)
-        prompt.outgoing.await_offer("r", "token-0", token.post.address, 1)
-        both = lambda: (prompt.post.drive(), token.post.drive())  # noqa: E731
+        prompt.outgoing.await_offer("r", "token-0", token.endpoint.address, 1)
+        both = lambda: (prompt.endpoint.poll(), token.endpoint.poll())  # noqa: E731
         eventually(lambda: prompt.outgoing.state("r") is Departure.OFFERED, both)
         prompt.outgoing.open("r", (0, 1, 2, 3))
         prompt.outgoing.send_all("r")
-        prompt.post.drive()
+        prompt.endpoint.poll()
         prompt.outgoing.abort("r", "the client is gone")
         assert not prompt.outgoing.may_free("r")
         for now_s[0] in (9.0, 11.0):
-            prompt.post.drive()
+            prompt.endpoint.poll()
         assert prompt.outgoing.may_free("r")
         assert "token-0 took nothing for 10 s" in caplog.text
-        eventually(lambda: token.free.used == 0, token.post.drive)
+        eventually(lambda: token.free.used == 0, token.endpoint.poll)
         assert not np.array_equal(token.pool, prompt.pool) or not prompt.pool.any()
         prompt.close()
         token.close()
