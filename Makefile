@@ -1,6 +1,5 @@
 # Every target makes what it needs; `make help` lists them.
 PYTHON ?= python3
-JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -44,10 +43,14 @@ else
 endif
 
 # Two processes that meet a cold cache would both compile. A module's tests stay in one process, and share what they start.
-test: $(STAMP) ## run the tests: two at a time (JOBS=2), then those that need the machine for themselves
+test: $(STAMP) ## run the tests; with JOBS=2 two modules at a time, then those that need the machine for themselves
 	@python tests/warm.py
+ifdef JOBS
 	@pytest -m 'not alone' -n $(JOBS) --dist loadfile --no-loadscope-reorder
 	@pytest -m alone
+else
+	@pytest
+endif
 
 test-slow: $(STAMP) ## run the tests that take longest, and say how long
 	@pytest -m slow --durations=40 --durations-min=1
