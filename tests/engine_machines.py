@@ -122,16 +122,16 @@ class Machine:
         assert facts.held == {}
         assert (facts.used_blocks, facts.running, facts.waiting_prompts, facts.pending_tokens) == (0, 0, 0, 0)
         assert self.free.free + facts.kept_blocks == self.blocks
-        machine = self.engine._bookings.ledger.machines
+        machine = self.engine._scheduler.ledger.machines
         for name in ("committed_blocks", "prompt_requests", "token_requests", "pending_output_tokens", "arriving"):
             assert machine[name].tolist() == [0, 0], name
         assert machine["departing"].tolist() == [0, 0]
 
     def demand_consistent(self) -> None:
         """Fail unless the ledger's accounts are those of its requests, and cover every block that is really held."""
-        check_machine(self.engine._bookings.ledger, 0)
+        check_machine(self.engine._scheduler.ledger, 0)
         leases = self.endpoint.incoming._receiver.leases if self.endpoint is not None else None
-        check_blocks(self.free, leases, self.engine._bookings.ledger)
+        check_blocks(self.free, leases, self.engine._scheduler.ledger)
 
 
 class Heard:

@@ -44,7 +44,7 @@ class Lane(NamedTuple):
     gives_token: bool
 
 
-class Bookings:
+class MachineScheduler:
     """The ledger of one machine, and which sequence is in which slot.
 
     Args:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from phasesplit.engine.bookings import Bookings, Lane
+from phasesplit.engine.bookings import Lane, MachineScheduler
 from phasesplit.engine.cache import KvCache
 from phasesplit.engine.config import ModelConfig
 from phasesplit.engine.events import Event, Failed, Finished, PromptScored, Refused, Started, Token
@@ -16,7 +16,7 @@ from phasesplit.engine.facts import EngineFacts
 from phasesplit.engine.iteration import Computes, compute
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS
 from phasesplit.engine.memory import Memory
-from phasesplit.engine.roster import Roster
+from phasesplit.engine.roster import RequestTable
 from phasesplit.engine.sequences import OnEvent, Sequence, Stages, sequence_of
 from phasesplit.engine.wire import WorkerRequest
 from phasesplit.errors import SpecError, TransferError
@@ -71,9 +71,9 @@ class Engine:
         self._token_bytes = token_bytes
         self._context_tokens = min(config.context_tokens, pool.blocks * BLOCK_TOKENS)
         self._memory = Memory(pool, cache, BLOCK_TOKENS, prefix_identity, poison=poison)
-        self._bookings = Bookings(rules, pool.blocks)
-        self._roster = Roster(
-            self._bookings,
+        self._scheduler = MachineScheduler(rules, pool.blocks)
+        self._requests = RequestTable(
+            self._scheduler,
             self._memory,
             vocab=config.vocab,
             block_tokens=BLOCK_TOKENS,
@@ -86,7 +86,7 @@ class Engine:
     @property
     def stages(self) -> deque[Stages]:
         """When the latest requests that ended reached each stage."""
-        return self._roster.stages
+        return self._requests.stages
 
     def submit(self, key: str, request: WorkerRequest, on_event: OnEvent) -> None:
         """Take a request, or refuse it with an event.
@@ -101,17 +101,17 @@ class Engine:
         if refused is None:
             limit = min(request.max_tokens, self._context_tokens - len(request.prompt_ids))
             try:
-                self._roster.admit(sequence_of(key, request, on_event, limit, now_s), now_s)
+                self._requests.admit(sequence_of(key, request, on_event, limit, now_s), now_s)
             except TransferError as error:
                 refused = Refused(409, str(error))
         if refused is not None:
-            self._roster.events.append((on_event, refused))
+            self._requests.events.append((on_event, refused))
 
     def abort(self, key: str) -> None:
         """Give a request up, in any state; one that is not known, or has ended, changes nothing."""
-        sequence = self._roster.sequences.get(key)
+        sequence = self._requests.sequences.get(key)
         if sequence is not None:
-            self._roster.end(sequence, None, self._clock(), "the request was given up")
+            self._requests.end(sequence, None, self._clock(), "the request was given up")
 
     def drain(self) -> None:
         """Take no more requests; those that are here go on."""
@@ -119,19 +119,19 @@ class Engine:
 
     def set_threshold(self, tokens: int) -> None:
         """Set the shortest prompt that is sent layer by layer."""
-        if self._roster.sending is not None:
-            self._roster.sending.threshold_tokens = tokens
+        if self._requests.sending is not None:
+            self._requests.sending.threshold_tokens = tokens
 
     def take_events(self) -> list[tuple[OnEvent, Event]]:
         """Return what has happened since the last call, in order, with those who are to be told."""
-        events, self._roster.events = self._roster.events, []
+        events, self._requests.events = self._requests.events, []
         return events
 
     def fail_all(self, why: str) -> list[tuple[OnEvent, Event]]:
         """Return what is left to tell when the engine cannot go on: what has happened, and that every request fails."""
         failed: list[tuple[OnEvent, Event]] = []
-        while self._roster.sequences:
-            failed.append((self._roster.sequences.popitem()[1].on_event, Failed(why)))
+        while self._requests.sequences:
+            failed.append((self._requests.sequences.popitem()[1].on_event, Failed(why)))
         return self.take_events() + failed
 
     def step(self, before_computing: Callable[[], None] | None = None) -> bool:
@@ -147,22 +147,22 @@ class Engine:
         now_s = self._clock()
         if self._endpoint is not None:
             self._endpoint.poll()
-            for sequence, first in self._roster.end_transfers(now_s):
+            for sequence, first in self._requests.end_transfers(now_s):
                 self._emit(sequence, first, now_s)
         self._look_up_prefixes()
-        lanes = self._bookings.form(now_s)
-        for sequence in self._bookings.evicted():
-            self._roster.evict(sequence, now_s)
+        lanes = self._scheduler.form(now_s)
+        for sequence in self._scheduler.evicted():
+            self._requests.evict(sequence, now_s)
         for sequence, first_row, _, is_prompt, _ in lanes:
             if is_prompt and sequence.holding.count == 0:
                 # All that are known before anyone takes more: that might push them out.
                 self._memory.share(sequence, first_row)
-        has_landed = self._roster.land(now_s)
+        has_landed = self._requests.land(now_s)
         if has_landed and self._endpoint is not None:
             # The offers leave now: a long iteration may come before the next turn.
             self._endpoint.poll()
         self._begin(lanes, now_s)
-        has_news = bool(self._roster.events)
+        has_news = bool(self._requests.events)
         if has_news and before_computing is not None:
             before_computing()
         if lanes:
@@ -171,23 +171,23 @@ class Engine:
 
     def facts(self) -> EngineFacts:
         """Return a snapshot."""
-        machine = self._bookings.machine
+        machine = self._scheduler.machine
         sent = self._endpoint.outgoing.sent.transfers if self._endpoint is not None else {}
         return EngineFacts(
             context_tokens=self._context_tokens,
             capacity_blocks=self._memory.pool.blocks,
             used_blocks=int(machine["used_blocks"]),
             block_tokens=BLOCK_TOKENS,
-            held=self._roster.held(),
+            held=self._requests.held(),
             kept_blocks=self._memory.pool.idle,
-            waiting_prompts=self._bookings.waiting_prompts,
+            waiting_prompts=self._scheduler.waiting_prompts,
             running=int(machine["lanes"]),
             pending_tokens=int(machine["pending_tokens"]),
             steps=self._steps,
             tokens=self._tokens,
             layerwise=sent.get(Mode.LAYERWISE, 0),
             serialized=sent.get(Mode.SERIALIZED, 0),
-            evictions=self._bookings.evictions,
+            evictions=self._scheduler.evictions,
             is_draining=self._is_draining,
         )
 
@@ -195,7 +195,7 @@ class Engine:
         tokens, room = len(request.prompt_ids), self._context_tokens
         if self._is_draining:
             return Refused(503, "this worker takes no more requests")
-        if self._roster.is_known(key):
+        if self._requests.is_known(key):
             return Refused(409, f"a request called {key} is here already")
         if tokens >= room:
             bound = "the context" if room == self._config.context_tokens else "the KV memory"
@@ -209,10 +209,10 @@ class Engine:
         prefixes = self._memory.prefixes
         if prefixes is None:
             return
-        for sequence in self._bookings.waiting():
+        for sequence in self._scheduler.waiting():
             if sequence.seen_version != prefixes.version:
                 sequence.seen_version = prefixes.version
-                self._bookings.know(sequence, self._memory.known_tokens(sequence))
+                self._scheduler.know(sequence, self._memory.known_tokens(sequence))
 
     def _begin(self, lanes: list[Lane], now_s: float) -> None:
         """Give every sequence of a batch the blocks that it will write to."""
@@ -220,15 +220,15 @@ class Engine:
             self._memory.cover(sequence, sequence.length if is_prompt else first + rows)
             if is_prompt and sequence.stages.started_s is None:
                 sequence.stages.started_s = now_s
-                self._roster.tell(sequence, Started())
+                self._requests.tell(sequence, Started())
 
     def _iterate(self, lanes: list[Lane]) -> None:
         """Compute one iteration and say what came of it."""
-        tokens = compute(lanes, self._forward, self._roster.sending, self._config.stop_token_ids)
+        tokens = compute(lanes, self._forward, self._requests.sending, self._config.stop_token_ids)
         now_s = self._clock()
         self._steps += 1
         self._tokens += len(tokens)
-        self._bookings.end_iteration(now_s)
+        self._scheduler.end_iteration(now_s)
         for lane in lanes:
             if lane.is_prompt and lane.gives_token:
                 self._memory.keep(lane.sequence)
@@ -237,7 +237,7 @@ class Engine:
 
     def _emit(self, sequence: Sequence, token: Scored, now_s: float) -> None:
         """Tell of a token, and of the end where it is the last."""
-        stages, tell = sequence.stages, self._roster.tell
+        stages, tell = sequence.stages, self._requests.tell
         times = None
         if stages.first_token_s is None:
             stages.first_token_s = now_s
@@ -247,9 +247,9 @@ class Engine:
         piece = _NO_TEXT if sequence.stops is None or self._token_bytes is None else self._token_bytes(token.token)
         finished = sequence.add(token.token, piece, self._config.stop_token_ids)
         tell(sequence, Token(token, times))
-        if sequence.sends is not None and self._roster.sending is not None:
+        if sequence.sends is not None and self._requests.sending is not None:
             # The machine that takes the KV sees the same token, and ends there too where the text does.
             tell(sequence, finished or Finished("length"))
-            self._roster.sending.first_token(sequence, token)
+            self._requests.sending.first_token(sequence, token)
         elif finished is not None:
-            self._roster.end(sequence, finished, now_s)
+            self._requests.end(sequence, finished, now_s)

@@ -3,7 +3,7 @@
 from collections import deque
 
 from phasesplit.domain.kv import blocks_for
-from phasesplit.engine.bookings import Bookings
+from phasesplit.engine.bookings import MachineScheduler
 from phasesplit.engine.events import Event, Failed, KvLeft, KvReady
 from phasesplit.engine.memory import Memory
 from phasesplit.engine.sending import Sending
@@ -17,11 +17,11 @@ _REMEMBERED = 1_000
 _LONGEST_STUCK_S = 2.0
 
 
-class Roster:
+class RequestTable:
     """All requests of a machine, in step with its ledger, its memory and its transfers.
 
     Args:
-        bookings: The ledger.
+        scheduler: The ledger.
         memory: The blocks.
         vocab: Tokens of the vocabulary.
         block_tokens: Tokens of a block.
@@ -37,7 +37,7 @@ class Roster:
 
     def __init__(
         self,
-        bookings: Bookings,
+        scheduler: MachineScheduler,
         memory: Memory,
         *,
         vocab: int,
@@ -50,7 +50,7 @@ class Roster:
         self.events: list[tuple[OnEvent, Event]] = []
         self.stages: deque[Stages] = deque(maxlen=_REMEMBERED)
         self._taking = None if endpoint is None else Taking(endpoint.incoming, memory.pool)
-        self._bookings, self._memory = bookings, memory
+        self._scheduler, self._memory = scheduler, memory
         self._vocab, self._block_tokens = vocab, block_tokens
         self._lingering: dict[str, Sequence] = {}  # ended, but a transfer uses blocks under their key
         self._stuck: Sequence | None = None
@@ -73,7 +73,7 @@ class Roster:
         if self.sending is not None and sequence.sends is not None:
             self.sending.expect(sequence)
         self.sequences[sequence.key] = sequence
-        self._bookings.open(sequence, now_s)
+        self._scheduler.open(sequence, now_s)
 
     def end(self, sequence: Sequence, last: Event | None, now_s: float, why: str = "the request has ended") -> None:
         """Let go of a request in any state, and of all its blocks as soon as nothing moves in them.
@@ -86,7 +86,7 @@ class Roster:
         """
         key = sequence.key
         del self.sequences[key]
-        self._bookings.withdraw(sequence, now_s)
+        self._scheduler.withdraw(sequence, now_s)
         sequence.stages.last_s = now_s
         self.stages.append(sequence.stages)
         if last is not None:
@@ -113,7 +113,7 @@ class Roster:
     def land(self, now_s: float) -> bool:
         """Offer room to the KV that waits for it, in order; return whether any may come now."""
         has_landed = False
-        while self._taking is not None and (sequence := self._bookings.land(now_s)) is not None:
+        while self._taking is not None and (sequence := self._scheduler.land(now_s)) is not None:
             self._memory.make_room(blocks_for(sequence.prompt_tokens, self._block_tokens))
             has_landed = True
             try:
@@ -139,7 +139,7 @@ class Roster:
         for sequence, found in self._taking.ended() if self._taking is not None else ():
             if isinstance(found, Scored) and 0 <= found.token < self._vocab:
                 sequence.stages.kv_ready_s = now_s
-                self._bookings.kv_arrived(sequence, now_s)
+                self._scheduler.kv_arrived(sequence, now_s)
                 self.tell(sequence, KvReady())
                 arrived.append((sequence, found))
             else:
@@ -153,7 +153,7 @@ class Roster:
 
     def _give_up_stuck(self, now_s: float) -> None:
         """Fail the request whose KV waits in vain for room, so that two machines full of KV for each other go on."""
-        stuck = None if self._taking is None else self._bookings.stuck()
+        stuck = None if self._taking is None else self._scheduler.stuck()
         if stuck is not self._stuck:
             self._stuck, self._stuck_since_s = stuck, now_s
         elif stuck is not None and now_s - self._stuck_since_s > _LONGEST_STUCK_S:
@@ -161,7 +161,7 @@ class Roster:
 
     def _count_lingering(self, now_s: float) -> None:
         """Tell the ledger of the blocks that transfers of ended requests use."""
-        self._bookings.linger(sum(map(self._memory.pool.used_under, self._lingering)), now_s)
+        self._scheduler.linger(sum(map(self._memory.pool.used_under, self._lingering)), now_s)
 
     def _has_left(self, sequence: Sequence) -> bool:
         """Return whether no transfer uses blocks of an ended request; the first time for a prompt's KV, tell so."""
