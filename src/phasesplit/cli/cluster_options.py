@@ -47,7 +47,7 @@ def cluster_and_rules(
         raise SpecError(f"{missing}: missing, say what is simulated (or give --cluster FILE.yaml)")
     from phasesplit.files.catalog import build_cluster
     from phasesplit.files.places import fields_of, inside
-    from phasesplit.files.rules import rules_from
+    from phasesplit.files.rules import rules_from, rules_setting
     from phasesplit.files.specs import load_machine, load_model, read_cluster
 
     name, rules = None, rules_from({})
@@ -65,7 +65,7 @@ def cluster_and_rules(
         ]
     if rules_name is not None:
         rules = rules_from({"published": rules_name == "published"}, fields_of("--rules"), rules)
-    rules = rules_from(dict(_setting(text) for text in settings), fields_of("--set"), rules)
+    rules = rules_from(dict(rules_setting(text) for text in settings), fields_of("--set"), rules)
     built = build_cluster(
         served,
         parts,
@@ -93,10 +93,3 @@ def _pool(text: str) -> "tuple[str, int, Machine]":
     if not (count.isascii() and count.isdigit() and 1 <= int(count[:12]) <= MOST_MACHINES):
         raise SpecError.bad(f"--pool {text}, count", count, f"a whole number from 1 to {MOST_MACHINES:,}")
     return role, int(count), load_machine(machine, where=f"--pool {text}, machine")
-
-
-def _setting(text: str) -> tuple[str, str]:
-    field, equals, value = text.partition("=")
-    if not equals:
-        raise SpecError.bad("--set", text, "FIELD=VALUE, such as transfer=serialized")
-    return field, value

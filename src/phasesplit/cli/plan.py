@@ -235,12 +235,9 @@ def _settings(rules: str | None, settings: list[str] | None) -> dict[str, Any]:
     if rules not in (None, "default", "published"):
         raise SpecError.unknown("--rules", rules or "", ("default", "published"))
     found: dict[str, Any] = {} if rules is None else {"published": rules == "published"}
-    for text in settings or ():
-        field, equals, value = text.partition("=")
-        if not equals:
-            raise SpecError.bad("--set", text, "FIELD=VALUE, such as transfer=serialized")
-        found[field] = value
-    return found
+    from phasesplit.files.rules import rules_setting
+
+    return found | dict(rules_setting(text) for text in settings or ())
 
 
 def _made(

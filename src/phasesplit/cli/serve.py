@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phasesplit.cli.options import option
-from phasesplit.cli.worker import bytes_of, port_of, setting
+from phasesplit.cli.worker import bytes_of, port_of
 from phasesplit.errors import SpecError
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def _asked(
     from dataclasses import replace
 
     from phasesplit.files.places import fields_of
+    from phasesplit.files.rules import rules_setting
     from phasesplit.files.serve_files import (
         ServedCluster,
         load_served_cluster,
@@ -160,7 +161,7 @@ def _asked(
     if port is not None:
         changes["port"] = port_of(port)
     if settings:
-        changes["rules"] = served_rules(dict(map(setting, settings)), fields_of("--set"), asked.rules)
+        changes["rules"] = served_rules(dict(map(rules_setting, settings)), fields_of("--set"), asked.rules)
     clients, admin, join = keys
     if clients is not None:
         changes["client_keys"] = read_keys(clients, "--api-key-file")

@@ -84,6 +84,7 @@ def worker(
 
     from phasesplit.engine.fetch import model_path
     from phasesplit.files.places import fields_of
+    from phasesplit.files.rules import rules_setting
     from phasesplit.files.serve_files import core_share_of, only_key, read_keys, served_rules
     from phasesplit.serving.announcing import Gateway
     from phasesplit.serving.embedded import WorkerSettings
@@ -103,7 +104,7 @@ def worker(
         core_share = core_share_of(core_share)
     except ValueError as problem:
         raise SpecError.bad("--core-share", core_share, str(problem)) from None
-    rules = served_rules(dict(setting(text) for text in settings or ()), fields_of("--set"))
+    rules = served_rules(dict(rules_setting(text) for text in settings or ()), fields_of("--set"))
     with contextlib.nullcontext(sockets) if sockets else socket_directory() as directory:
         worker_settings = WorkerSettings(
             name=worker_name(name, home),
@@ -167,14 +168,6 @@ def _quantity(text: str, kind: str, most: float, where: str) -> float:
         return quantity(text, kind, most=most)
     except ValueError as problem:
         raise SpecError.bad(where, text, str(problem)) from None
-
-
-def setting(text: str) -> tuple[str, str]:
-    """Return field and value of FIELD=VALUE."""
-    field, equals, value = text.partition("=")
-    if not equals:
-        raise SpecError.bad("--set", text, "FIELD=VALUE, such as batching=chunked")
-    return field, value
 
 
 def demand_key(host: str, key: str | None) -> None:

@@ -24,6 +24,21 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 _NONE = ("auto", "none", "null")
 
 
+def rules_setting(text: str) -> tuple[str, str]:
+    """Return field and value of a setting as the command line takes it.
+
+    Args:
+        text: FIELD=VALUE.
+
+    Raises:
+        SpecError: There is no equals sign.
+    """
+    field, equals, value = text.partition("=")
+    if not equals:
+        raise SpecError.bad("--set", text, "FIELD=VALUE, such as transfer=serialized")
+    return field, value
+
+
 def rules_from(settings: Mapping[str, Any], where: Where = ANYWHERE, base: Rules | None = None) -> Rules:
     """Return rules with some fields set.
 
