@@ -43,6 +43,7 @@ else
 endif
 
 # Two processes that meet a cold cache would both compile. A module's tests stay in one process, and share what they start.
+# One at a time by default: the whole suite has not run in two processes yet.
 test: $(STAMP) ## run the tests; with JOBS=2 two modules at a time, then those that need the machine for themselves
 	@python tests/warm.py
 ifdef JOBS
