@@ -93,9 +93,9 @@ def a_tokenizer(folder: Path) -> Path:
 
 
 def table(own: dict, theirs: dict, true_s: dict[str, float]) -> None:
-    """Print mean TTFT, TBT and E2E of both, and what the server did."""
+    """Print mean TTFT, ITL and E2E of both, and what the server did."""
     names = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
-    ours = {"ttft": own["ttft_s"]["mean"], "tpot": own["tbt_s"]["mean"], "e2e": own["e2e_s"]["mean"]}
+    ours = {"ttft": own["ttft_s"]["mean"], "tpot": own["itl_s"]["mean"], "e2e": own["e2e_s"]["mean"]}
     print(f"{own['answered']} of {own['requests']} answered; aiperf: {theirs['request_count']['avg']:.0f}")
     print("| mean | server | phasesplit replay | aiperf | apart |\n|---|--:|--:|--:|--:|")
     for name, theirs_name in names.items():

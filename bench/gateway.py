@@ -28,7 +28,7 @@ import orjson
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for the tests' codec
 
 PROMPT_TOKENS = 64
-NAMES = ("prompt", "token")
+NAMES = ("prefill", "decode")
 TOKEN_S = 0.05
 
 

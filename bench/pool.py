@@ -71,7 +71,7 @@ def report(name: str, open_them: Callable[..., Any], answer: Callable[[Rules], R
 
 def simulation() -> Callable[[Rules], Result]:
     """Return what simulates a fixed cluster and trace by the rules that are asked for, and the kernel loaded."""
-    cluster = build_cluster("bloom-176b", [("prompt", 25, "dgx-h100"), ("token", 15, "dgx-h100")])
+    cluster = build_cluster("bloom-176b", [("prefill", 25, "dgx-h100"), ("decode", 15, "dgx-h100")])
     trace = load_workload("azure-conversation").trace(70, SECONDS, seed=0, arrivals=parse_arrivals("poisson"))
     answer = partial(simulate, cluster, trace, keep=False)
     answer(Rules())

@@ -25,7 +25,7 @@ from phasesplit.simulation.run import simulate
 
 ROOT = Path(__file__).parent.parent
 SHARED_TRACE = ROOT / "../shared/data/splitwise-sim/rr_conv_70_2min.csv.gz"
-SPLIT = [("prompt", 25, "dgx-h100"), ("token", 15, "dgx-h100")]
+SPLIT = [("prefill", 25, "dgx-h100"), ("decode", 15, "dgx-h100")]
 UNSPLIT = [("unsplit", 40, "dgx-h100")]
 PUBLISHED_SIMULATOR_PER_S = (90, 540)
 """Requests per CPU second of the published simulator. Source: its results' own cpu_s column, summary.csv."""
@@ -93,7 +93,7 @@ def machine_growth() -> None:
     print("\ntime per request by number of machines (5 prompt to 3 token), 1.75 requests/s each, default rules")
     poisson = parse_arrivals("poisson")
     for machines in (8, 80, 800, 8_000):
-        pools = [("prompt", machines * 5 // 8, "dgx-h100"), ("token", machines * 3 // 8, "dgx-h100")]
+        pools = [("prefill", machines * 5 // 8, "dgx-h100"), ("decode", machines * 3 // 8, "dgx-h100")]
         cluster = build_cluster("bloom-176b", pools)
         requests = max(20_000, machines * 40)
         trace = load_workload("azure-conversation").trace(

@@ -274,7 +274,7 @@ class Peer:
     def transfer(self) -> None:
         """Send one prompt; the receiver reserves it again as soon as it has released the one before."""
         self._number += 1
-        reservation = Reservation("token", 1, self._number, self._tokens, self._blocks)
+        reservation = Reservation("decode", 1, self._number, self._tokens, self._blocks)
         self._sender.open(reservation, self._blocks, time.monotonic() + 60.0)
         self._sender.send_all(reservation)
         while self._sender.state(reservation) not in (Departure.COMPLETED, Departure.FAILED):

@@ -47,7 +47,7 @@ PAIRS = (("split 1P+1T", "unsplit 2"), ("vLLM-CPU 1P+1T", "vLLM-CPU unsplit 2"))
 VLLM_ARGUMENTS = ("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048")
 SHARES = (0.2, 0.5, 0.8, 1.1)
 """Rates as shares of what 1P+1T can serve; one machine alone gets half of that."""
-ORDERED = ("TTFT p50", "TTFT p90", "TBT p50", "TBT p90", "E2E p50", "E2E p90")
+ORDERED = ("TTFT p50", "TTFT p90", "ITL p50", "ITL p90", "E2E p50", "E2E p90")
 """What split and unsplit are ordered by."""
 CLIP = (128, 32)
 """Longest prompt and output: two cores are few."""

@@ -87,7 +87,7 @@ def machines(link: PacedLink, directory: Path, *, is_ours: bool, has_memory: boo
     if not is_ours:
         vllm["kv_transfer_config"] = NIXL_SETTINGS
     both = []
-    for number, name in enumerate(("prompt-0", "token-0")):
+    for number, name in enumerate(("prefill-0", "decode-0")):
         environment = {
             "VLLM_HOST_IP": ADDRESSES[number], "VLLM_NIXL_SIDE_CHANNEL_HOST": ADDRESSES[number],
             # UCX takes memory between processes of one machine unless it may have nothing but TCP.

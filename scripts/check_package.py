@@ -32,7 +32,7 @@ FORBIDDEN = ("torch", "vllm", "ray", "pandas", "pyarrow", "zstandard", "setuptoo
 SIZE = re.compile(r"(?:Downloading|Using cached) (\S+\.whl)\S* \((\d+(?:\.\d+)?) (kB|MB|GB)\)")
 LOCAL = re.compile(r"Processing (\S+\.whl)")
 IN_MB = {"kB": 1e-3, "MB": 1.0, "GB": 1e3}
-SIMULATE = ("simulate", "--model", "llama-3.1-8b", "--pool", "prompt:1:dgx-a100", "--pool", "token:1:dgx-a100",
+SIMULATE = ("simulate", "--model", "llama-3.1-8b", "--pool", "prefill:1:dgx-a100", "--pool", "decode:1:dgx-a100",
             "--workload", "azure-coding", "--rate", "1", "--count", "20")  # fmt: skip
 
 

@@ -46,12 +46,12 @@ def main() -> None:
             f" {trace.prompt_tokens.mean():,.0f} prompt and {trace.output_tokens.mean():,.0f} output tokens on the mean"
         )
         machines = smallest(trace, model)
-        print("  cluster               TTFT p50    p99   TBT p50    p99  p99.9   E2E p50     p99  moves  USD/Mtoken")
+        print("  cluster               TTFT p50    p99   ITL p50    p99  p99.9   E2E p50     p99  moves  USD/Mtoken")
         whole = unsplit(trace, model, machines)
         show(f"unsplit {machines}", whole)
         splits = []
         for prompt in range(1, machines):
-            pools = [("prompt", prompt, MACHINE), ("token", machines - prompt, MACHINE)]
+            pools = [("prefill", prompt, MACHINE), ("decode", machines - prompt, MACHINE)]
             splits.append(simulate(build_cluster(model, pools), trace))
             show(f"split {prompt}P {machines - prompt}T", splits[-1])
         OUT.mkdir(exist_ok=True)
@@ -77,11 +77,11 @@ def smallest(trace: Trace, model: str) -> int:
 
 def show(name: str, result: Result) -> None:
     """Print a row."""
-    ttft, tbt, e2e = (result.metrics[metric] for metric in ("ttft_s", "tbt_s", "e2e_s"))
+    ttft, itl, e2e = (result.metrics[metric] for metric in ("ttft_s", "itl_s", "e2e_s"))
     moves = result.counts["prompt_to_mixed"] + result.counts["token_to_mixed"]
     print(
-        f"  {name:20} {ttft.quantile(0.5):7.3f} s {ttft.quantile(0.99):6.2f} {tbt.quantile(0.5) * 1e3:6.1f} ms"
-        f" {tbt.quantile(0.99) * 1e3:6.0f} {tbt.quantile(0.999) * 1e3:6.0f}"
+        f"  {name:20} {ttft.quantile(0.5):7.3f} s {ttft.quantile(0.99):6.2f} {itl.quantile(0.5) * 1e3:6.1f} ms"
+        f" {itl.quantile(0.99) * 1e3:6.0f} {itl.quantile(0.999) * 1e3:6.0f}"
         f" {e2e.quantile(0.5):7.2f} s {e2e.quantile(0.99):7.1f} {moves:6} {result.bill.usd_per_million_tokens:10.2f}"
         f"{'  OVERLOADED' if result.overload else ''}"
         f"{'  refused ' + str(result.statuses['refused']) if result.statuses['refused'] else ''}"

@@ -67,7 +67,7 @@ def main() -> None:
     trace = requests(rate, REPLAY_S)
     write_trace(TRACE, trace)
     phasesplit("plan", "--model", str(PROFILE), "--existing", f"{MACHINE}=2", "--workload", str(TRACE), "--slo",
-               "ttft_p90<2s,tbt_p99<0.3s", "--duration", "60")  # fmt: skip
+               "ttft_p90<2s,itl_p99<0.3s", "--duration", "60")  # fmt: skip
     lost: list[Run] = []
 
     async def lose_a_worker(live: Live) -> None:
@@ -128,7 +128,7 @@ async def run_with_a_loss(live: Live, trace: Trace) -> Run:
 
     async def kill() -> None:
         await asyncio.sleep(KILL_AFTER_S)
-        os.kill(live.pids["prompt-0"], signal.SIGKILL)
+        os.kill(live.pids["prefill-0"], signal.SIGKILL)
 
     killing = asyncio.create_task(kill())
     run = await live.ask(trace, Prompts(seed=9))

@@ -24,7 +24,7 @@ DURATION_S = 600.0
 def results() -> list[tuple[str, str, Result]]:
     """Return what each curve is, its colour, and its result."""
     trace = load_workload("azure-conversation").trace(RATE_PER_S, DURATION_S, seed=1)
-    split = build_cluster("bloom-176b", [("prompt", 25, "dgx-h100"), ("token", 15, "dgx-h100")])
+    split = build_cluster("bloom-176b", [("prefill", 25, "dgx-h100"), ("decode", 15, "dgx-h100")])
     unsplit = build_cluster("bloom-176b", [("unsplit", 40, "dgx-h100")])
     return [
         ("split, 25 + 15 machines", "prompt", simulate(split, trace)),
@@ -42,7 +42,7 @@ def draw(figure: Any, found: list[tuple[str, str, Result]]) -> None:
     left, right = figure.subplots(1, 2)
     for axes, metric, name, of in (
         (left, "ttft_s", "TTFT: time to first token", "requests"),
-        (right, "tbt_s", "TBT: gaps between tokens", "gaps"),
+        (right, "itl_s", "ITL: gaps between tokens", "gaps"),
     ):
         draw_curves(
             axes,
@@ -69,8 +69,8 @@ def main() -> None:
         TARGET.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(TARGET, dpi=150, metadata={"Software": None})
     for what, _, result in found:
-        ttft, tbt = result.metrics["ttft_s"], result.metrics["tbt_s"]
-        print(f"{what}: TTFT p99 {ttft.quantile(0.99):.3f} s, TBT p99 {tbt.quantile(0.99):.3f} s, {result.overload}")
+        ttft, itl = result.metrics["ttft_s"], result.metrics["itl_s"]
+        print(f"{what}: TTFT p99 {ttft.quantile(0.99):.3f} s, ITL p99 {itl.quantile(0.99):.3f} s, {result.overload}")
     print(f"{TARGET.name}: {TARGET.stat().st_size / 1e3:.0f} kB")
 
 

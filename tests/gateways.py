@@ -13,8 +13,8 @@ from phasesplit.gateway.limits import Limits
 from phasesplit.scheduling.rules import Rules
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-SPLIT = (("p", "prompt"), ("t", "token"))
-TWICE = (("p1", "prompt"), ("p2", "prompt"), ("t1", "token"), ("t2", "token"))
+SPLIT = (("p", "prefill"), ("t", "decode"))
+TWICE = (("p1", "prefill"), ("p2", "prefill"), ("t1", "decode"), ("t2", "decode"))
 TURNS = 60
 """Turns of the event loop in which everything that can happen without time has happened."""
 

@@ -22,7 +22,7 @@ from phasesplit.scheduling.placement import PLACED, place
 from phasesplit.scheduling.pools import open_pools
 from phasesplit.scheduling.rules import Rules
 
-HOMES = {"prompt": PROMPT, "token": TOKEN, "mixed": MIXED, "unsplit": UNSPLIT}
+HOMES = {"prefill": PROMPT, "decode": TOKEN, "mixed": MIXED, "unsplit": UNSPLIT}
 INSTANTS = ("prompt_start_s", "first_token_s", "kv_ready_s", "token_start_s", "last_token_s")
 
 

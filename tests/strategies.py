@@ -25,9 +25,9 @@ class Case:
 
 POOLS = st.one_of(
     st.tuples(st.just("unsplit"), st.integers(1, 3)).map(lambda pool: (pool,)),
-    st.tuples(st.integers(1, 3), st.integers(1, 3)).map(lambda n: (("prompt", n[0]), ("token", n[1]))),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)).map(lambda n: (("prefill", n[0]), ("decode", n[1]))),
     st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)).map(
-        lambda n: (("prompt", n[0]), ("token", n[1]), ("mixed", n[2]))
+        lambda n: (("prefill", n[0]), ("decode", n[1]), ("mixed", n[2]))
     ),
     st.just((("mixed", 2),)),
 )
@@ -90,7 +90,7 @@ def cases() -> st.SearchStrategy[Case]:
 
 def published_cases() -> st.SearchStrategy[Case]:
     """Runs by the published rules, with memory enough for any one request and outputs of two tokens or more."""
-    split = st.tuples(st.integers(1, 3), st.integers(1, 3)).map(lambda n: (("prompt", n[0]), ("token", n[1])))
+    split = st.tuples(st.integers(1, 3), st.integers(1, 3)).map(lambda n: (("prefill", n[0]), ("decode", n[1])))
     cluster = st.builds(
         lambda pools, **times: tiny_cluster(*pools, hbm_share=1.0, **times),
         st.one_of(st.integers(1, 3).map(lambda count: (("unsplit", count),)), split),

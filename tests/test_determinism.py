@@ -19,7 +19,7 @@ TESTS = Path(__file__).parent
 def busy_case() -> tuple[Cluster, Trace]:
     """Return a cluster short of memory and machines, and a trace that makes it spill, evict and move."""
     rows = [(0.02 * number, 30 + 37 * number % 250, 1 + 11 * number % 50) for number in range(150)]
-    return tiny_cluster(("prompt", 2), ("token", 2), capacity_tokens=480), tiny_trace(*rows)
+    return tiny_cluster(("prefill", 2), ("decode", 2), capacity_tokens=480), tiny_trace(*rows)
 
 
 def rules(seed: int = 0, placement: Placement = Placement.TWO_CHOICES) -> Rules:

@@ -274,7 +274,7 @@ class Pair:
 @contextlib.contextmanager
 def started(directory: Path, **connector: Any) -> Iterator[Pair]:
     """Start a pair, and end it."""
-    pair = Pair(*(Machine(name, directory, **connector) for name in ("prompt-0", "token-0")))
+    pair = Pair(*(Machine(name, directory, **connector) for name in ("prefill-0", "decode-0")))
     try:
         for machine in (pair.prompt, pair.token):
             machine.wait_up()

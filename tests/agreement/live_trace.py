@@ -60,11 +60,11 @@ def drawn(random: Random) -> tuple[Cluster, Rules, Rows]:
     )
     roles = random.choice(
         [
-            (("prompt", 2), ("token", 2)),
-            (("prompt", 1), ("token", 1), ("mixed", 1)),
-            (("prompt", 3), ("token", 2)),
+            (("prefill", 2), ("decode", 2)),
+            (("prefill", 1), ("decode", 1), ("mixed", 1)),
+            (("prefill", 3), ("decode", 2)),
             (("unsplit", 2),),
-            (("prompt", 1), ("token", 1)),
+            (("prefill", 1), ("decode", 1)),
         ]
     )
     capacity_tokens = random.choice([8_000, 100_000])
@@ -103,7 +103,7 @@ def told(cluster: Cluster, rules: Rules, rows: Rows) -> Told:
             lengths = int(row["prompt_tokens"]), int(row["output_tokens"])
             pair = dispatcher.open(key, *lengths, now_s, expected_tokens=int(trace.expected_tokens[number]))
             assert isinstance(pair, Pair)
-            if (pair.prompt, pair.token) != (str(row["prompt_instance"]), str(row["token_instance"])):
+            if (pair.prompt, pair.token) != (str(row["prefill_machine"]), str(row["decode_machine"])):
                 differs = _facts(log[-1])
                 break
             pairs += 1

@@ -125,7 +125,7 @@ class Session:
 
     def _change_machines(self) -> None:
         name = self.random.choice(NAMES)
-        home = self.random.choice(["prompt", "prompt", "token", "token", "mixed", "unsplit"])
+        home = self.random.choice(["prefill", "prefill", "decode", "decode", "mixed", "unsplit"])
         change = self.random.choice(["join", "join", "lost", "drain", "undrain", "undrain", "set_home"])
         epoch = self.epochs.get(name, 0)
         try:
@@ -146,7 +146,7 @@ class Session:
 
     def _take_lost(self, lost: tuple[Lost, ...]) -> None:
         for key, side in lost:
-            assert side in ("prompt", "token")
+            assert side in ("prompt", "decode")
             self._gone(key)
             assert not self.dispatcher.ended(key, Reason.WORKER_LOST, self.now_s)
         self.seen["lost requests"] += len(lost)

@@ -22,7 +22,7 @@ Setting = tuple[Cluster, Rules, list[tuple[float, int, int]]]
 
 SETTINGS: dict[str, Setting] = {
     "default": (
-        tiny_cluster(("prompt", 2), ("token", 2), capacity_tokens=700, token_context_s=1e-5, prompt_pair_s=1e-7),
+        tiny_cluster(("prefill", 2), ("decode", 2), capacity_tokens=700, token_context_s=1e-5, prompt_pair_s=1e-7),
         Rules(
             batch_prompt_tokens=200,
             spill_tokens=300,
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Setting] = {
         SHORT,
     ),
     "chunked": (
-        tiny_cluster(("prompt", 1), ("token", 1), ("mixed", 1), capacity_tokens=480, token_context_s=1e-5),
+        tiny_cluster(("prefill", 1), ("decode", 1), ("mixed", 1), capacity_tokens=480, token_context_s=1e-5),
         Rules(batching=Batching.CHUNKED, batch_prompt_tokens=64, transfer=Transfer.LAYERWISE, kv_headroom=0.0),
         SHORT,
     ),
@@ -44,7 +44,7 @@ SETTINGS: dict[str, Setting] = {
         SHORT,
     ),
     "published": (
-        tiny_cluster(("prompt", 2), ("token", 2), capacity_tokens=9_000, hbm_share=1.0, prompt_s_per_token=1e-4),
+        tiny_cluster(("prefill", 2), ("decode", 2), capacity_tokens=9_000, hbm_share=1.0, prompt_s_per_token=1e-4),
         Rules.as_published(),
         LONG,
     ),

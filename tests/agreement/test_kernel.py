@@ -69,7 +69,7 @@ def assert_equal_by_default(case: Case, *, trees: bool = False) -> Counters:
             assert row["status"] == REFUSED
             continue
         assert row["status"] == COMPLETED
-        assert whole_numbers_of(request) == (row["prompt_instance"], row["token_instance"], row["preemptions"])
+        assert whole_numbers_of(request) == (row["prefill_machine"], row["decode_machine"], row["preemptions"])
         names = ("prompt_start_s", "first_token_s", "kv_ready_s", "token_start_s", "last_token_s", "gap_max_s")
         assert [float(row[name]) for name in names] == close(times_of(request)), f"request {request.number}"
     assert counts_of(state) == {name: getattr(twin.counters, name) for name in counts_of(state)}
@@ -103,8 +103,8 @@ def assert_equal_by_published_rules(case: Case) -> Result:
     for number, outcome in enumerate(twin.outcomes):
         assert outcome.completed == (number in ended), f"request {number}"
         row = ended[number] if outcome.completed else left[number]
-        machine = row["prompt_instance"] if outcome.completed else row["assigned_machine"]
-        token_machine = row["token_instance"] if outcome.completed else row["token_machine"]
+        machine = row["prefill_machine"] if outcome.completed else row["assigned_machine"]
+        token_machine = row["decode_machine"] if outcome.completed else row["token_machine"]
         assert (outcome.prompt_instance, outcome.token_instance) == (machine, token_machine), f"request {number}"
         assert published_times(row, completed=outcome.completed) == close(outcome_times(outcome)), f"request {number}"
     counters = state.ledger.counters[0]
@@ -172,7 +172,7 @@ def test_published_rules_on_cases_that_come_to_everything() -> None:
 @pytest.mark.shared
 @pytest.mark.parametrize(
     "pools",
-    [[("prompt", 2, "dgx-h100"), ("token", 1, "dgx-h100")], [("unsplit", 3, "dgx-h100")]],
+    [[("prefill", 2, "dgx-h100"), ("decode", 1, "dgx-h100")], [("unsplit", 3, "dgx-h100")]],
     ids=["split", "unsplit"],
 )
 def test_default_rules_on_a_published_trace(pools: list[tuple[str, int, str]], shared_data: Path) -> None:

@@ -84,7 +84,7 @@ def test_shortest_queue_lies_between_one_shared_queue_and_separate_ones() -> Non
     assert 0.5 * shared_s < np.mean(waits_s) < utilisation * service_s / (2 * (1 - utilisation)) / 2
 
 
-@pytest.mark.parametrize("pools", [(("unsplit", 2),), (("prompt", 1), ("token", 1))])
+@pytest.mark.parametrize("pools", [(("unsplit", 2),), (("prefill", 1), ("decode", 1))])
 def test_little_holds_for_requests_in_the_system(pools: tuple[tuple[str, int], ...]) -> None:
     """Requests in the system, arrival rate and time in the system would contradict one another (L = lambda x W)."""
     rate_per_s = 5.0
@@ -105,7 +105,7 @@ def test_little_holds_for_requests_in_the_system(pools: tuple[tuple[str, int], .
 def test_utilisation_of_a_split_cluster_is_what_its_work_takes() -> None:
     """Machines would be busy for more or less time than the requests' work takes."""
     trace = poisson_trace(4.0, (50, 150), 2, output_tokens=1)
-    result = simulate(tiny_cluster(("prompt", 2), ("token", 1)), trace, Rules())
+    result = simulate(tiny_cluster(("prefill", 2), ("decode", 1)), trace, Rules())
     work_s = float(trace.prompt_tokens.sum()) * 1e-3
     assert result.pools[0].prompt_share * 2 * (result.end_s - result.first_arrival_s) == pytest.approx(work_s, rel=1e-9)
     assert result.pools[1].busy_share == 0

@@ -65,7 +65,7 @@ class Running(NamedTuple):
     def transfers(self) -> float:
         """Return how often KV has left the prompt machine; whether layer by layer hangs on when it was offered room."""
         modes = ("layerwise", "serialized")
-        return sum(self.cluster.metric("phasesplit_transfers_total", machine="prompt-0", mode=mode) for mode in modes)
+        return sum(self.cluster.metric("phasesplit_transfers_total", machine="prefill-0", mode=mode) for mode in modes)
 
     def busy(self) -> list[str]:
         """Return the machines of live token phases, one for each choice."""
@@ -77,7 +77,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     place = tmp_path_factory.mktemp("logs")
     decisions, requests = place / "decisions.jsonl", place / "requests.jsonl"
     with cluster(
-        "--prompt", "1", "--token", "2", "--set", f"layerwise_from_tokens={LAYERWISE_FROM_TOKENS}",
+        "--prefill", "1", "--decode", "2", "--set", f"layerwise_from_tokens={LAYERWISE_FROM_TOKENS}",
         "--log-decisions", str(decisions), "--log-requests", str(requests),
     ) as found:  # fmt: skip
         yield Running(found, decisions, requests)
@@ -167,7 +167,7 @@ def test_answers_of_every_kind_go_on_without_a_seam(running: Running) -> None:
 
     made = whole.metric("phasesplit_output_tokens_total")
     results = together({name: lambda fields=fields: asked(whole.url, fields) for name, fields in kinds.items()})
-    for victim in ("token-0", "token-1"):
+    for victim in ("decode-0", "decode-1"):
         made += 11 * 2 * LAYERWISE_FROM_TOKENS
         eventually(lambda made=made: whole.metric("phasesplit_output_tokens_total") > made)
         assert victim in running.busy(), "no answer was on the machine that is killed"
@@ -211,10 +211,10 @@ def test_the_machines_that_go_on_may_be_lost_too(running: Running) -> None:
     whole = running.cluster
     expected = asked(whole.url, GREEDY)
     results, busy = begun(running)
-    whole.signal("prompt-0", signal.SIGSTOP)
+    whole.signal("prefill-0", signal.SIGSTOP)
     whole.signal(busy, signal.SIGKILL)
     eventually(lambda: whole.metric("phasesplit_live_requests", state="prefilling") == 1)
-    whole.signal("prompt-0", signal.SIGKILL)
+    whole.signal("prefill-0", signal.SIGKILL)
     assert results()["it"] == expected
     assert running.records()[-1]["continued"] == 2
 
@@ -228,11 +228,11 @@ def test_a_client_that_leaves_at_the_cut_leaves_nothing(running: Running) -> Non
         client.sendall(head.encode() + body)
         eventually(lambda: whole.metric("phasesplit_live_requests", state="decoding") == 1)
         (busy,) = running.busy()
-        whole.signal("prompt-0", signal.SIGSTOP)
+        whole.signal("prefill-0", signal.SIGSTOP)
         whole.signal(busy, signal.SIGKILL)
         eventually(lambda: whole.metric("phasesplit_live_requests", state="prefilling") == 1)
     eventually(lambda: whole.metric("phasesplit_live_requests") == 0)
-    whole.signal("prompt-0", signal.SIGCONT)
+    whole.signal("prefill-0", signal.SIGCONT)
     eventually(running.is_whole)
     eventually(lambda: whole.metric("phasesplit_machine_kv_used_blocks") == 0)
     assert running.records()[-1]["outcome"] == "client_gone"

@@ -22,7 +22,7 @@ LONG = [7 * index % 250 + 3 for index in range(1200)]
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Cluster]:
-    with cluster("--prompt", "1", "--token", "1") as running:
+    with cluster("--prefill", "1", "--decode", "1") as running:
         yield running
 
 
@@ -35,10 +35,10 @@ def healthy(whole: Cluster) -> Cluster:
 def test_a_prompt_worker_killed_in_its_prompt_phase_costs_a_pause(healthy: Cluster) -> None:
     """The client would get an error for something that another attempt can do."""
     expected = healthy.complete(LONG)
-    healthy.signal("prompt-0", signal.SIGSTOP)
+    healthy.signal("prefill-0", signal.SIGSTOP)
     answer = healthy.later(LONG)
     eventually(lambda: healthy.metric("phasesplit_live_requests", state="prefilling") == 1)
-    healthy.signal("prompt-0", signal.SIGKILL)
+    healthy.signal("prefill-0", signal.SIGKILL)
     assert answer() == expected
     assert healthy.metric("phasesplit_retries_total") >= 1
 
@@ -46,17 +46,17 @@ def test_a_prompt_worker_killed_in_its_prompt_phase_costs_a_pause(healthy: Clust
 def test_a_prompt_worker_that_is_gone_already_costs_a_pause(healthy: Cluster) -> None:
     """A request that comes just after a crash would fail with it."""
     expected = healthy.complete(LONG)
-    healthy.signal("prompt-0", signal.SIGKILL)
+    healthy.signal("prefill-0", signal.SIGKILL)
     assert healthy.complete(LONG) == expected
 
 
 def test_a_token_worker_killed_before_the_first_content_costs_a_pause(healthy: Cluster) -> None:
     """The prompt phase would be thrown away together with the request."""
     expected = healthy.complete(LONG)
-    healthy.signal("token-0", signal.SIGSTOP)
+    healthy.signal("decode-0", signal.SIGSTOP)
     answer = healthy.later(LONG)
     time.sleep(0.3)
-    healthy.signal("token-0", signal.SIGKILL)
+    healthy.signal("decode-0", signal.SIGKILL)
     given = answer()
     # The first token comes from the prompt worker: whether it was out decides which of the two must hold.
     if given.error is None:
@@ -84,7 +84,7 @@ def cut(running: Cluster, at: Sequence[int], **fields: Any) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("pools", [("--prompt", "1", "--token", "2"), ("--unsplit", "2")], ids=["split", "unsplit"])
+@pytest.mark.parametrize("pools", [("--prefill", "1", "--decode", "2"), ("--unsplit", "2")], ids=["split", "unsplit"])
 def test_a_worker_killed_in_mid_stream_costs_a_pause(pools: tuple[str, ...]) -> None:
     """A stream would break off, or go on with a gap, a repetition or other tokens."""
     with cluster(*pools) as running:
@@ -111,7 +111,7 @@ def test_a_stream_whose_attempts_are_used_up_ends_with_an_error_event() -> None:
         eventually(running.holds_nothing)
 
 
-@pytest.mark.parametrize("worker", ["prompt-0", "token-0"])
+@pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
 def test_a_restarted_worker_is_used_again(healthy: Cluster, worker: str) -> None:
     """A cluster would shrink with each crash until nothing is left."""
     before = healthy.signal(worker, signal.SIGKILL)
@@ -122,7 +122,7 @@ def test_a_restarted_worker_is_used_again(healthy: Cluster, worker: str) -> None
 def test_a_stopped_worker_does_not_hold_its_requests_for_ever(healthy: Cluster) -> None:
     """A process that hangs would hold every request that was given to it."""
     expected = healthy.complete(LONG)
-    stopped = healthy.signal("prompt-0", signal.SIGSTOP)
+    stopped = healthy.signal("prefill-0", signal.SIGSTOP)
     assert healthy.complete(LONG) == expected
     eventually(lambda: not is_running(stopped))
 
@@ -158,7 +158,7 @@ def test_killing_the_gateway_takes_the_workers_with_it() -> None:
     with cluster() as running:
         workers = running.workers()
         assert len(workers) == 2
-        os.kill(workers["token-0"], signal.SIGSTOP)
+        os.kill(workers["decode-0"], signal.SIGSTOP)
         running.process.kill()
         running.process.wait(10)
         eventually(lambda: not any(map(is_running, workers.values())))

@@ -8,7 +8,7 @@ import pytest
 from phasesplit import cli
 
 SMALL = (
-    "simulate", "--model", "llama-3.1-70b", "--pool", "prompt:3:dgx-h100", "--pool", "token:2:dgx-h100",
+    "simulate", "--model", "llama-3.1-70b", "--pool", "prefill:3:dgx-h100", "--pool", "decode:2:dgx-h100",
     "--workload", "azure-conversation", "--rate", "4", "--duration", "200",
 )  # fmt: skip
 
@@ -34,7 +34,7 @@ def test_json_says_what_the_policy_did(capsys: pytest.CaptureFixture[str]) -> No
     policy = scaled["autoscaling"]["policy"]
     assert (policy["name"], policy["high_tokens"], policy["startup_s"]) == ("threshold", 4000, 60)
     assert scaled["autoscaling"]["stops"] >= 3
-    assert set(scaled["autoscaling"]["miss_limits"]) == {"ttft_slowdown", "tbt_slowdown", "e2e_slowdown"}
+    assert set(scaled["autoscaling"]["miss_limits"]) == {"ttft_slowdown", "itl_slowdown", "e2e_slowdown"}
     assert scaled["autoscaling"]["requests_by_hour"] == [scaled["requests"]]
     hours, less = (sum(pool["machine_hours"] for pool in found["pools"]) for found in (every, scaled))
     assert hours == pytest.approx(5 * every["bill"]["duration_s"] / 3600)
@@ -49,7 +49,7 @@ def test_the_report_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(out.split())
     assert "autoscaling joint: " in text
     assert "machine-hours: " in text
-    assert "requests that missed the SLO (TTFT slowdown < 6, TBT slowdown < 5, E2E slowdown < 5 each): " in text
+    assert "requests that missed the SLO (TTFT slowdown < 6, ITL slowdown < 5, E2E slowdown < 5 each): " in text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i / 4},{40 + i},{4 + i % 3}\n" for i in range(8))
 BURST_GPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,20,8,28,Conversation log\n"
 QUESTION = "model: llama-3.1-8b\nmachines: [dgx-h100]\nworkload: trace.csv\nrate: 4\nduration: 10\nseeds: 1\n"
-CLUSTER = "model: tiny\npools:\n  - {role: prompt, count: 1}\n  - {role: token, count: 1}\nserve: {port: 0}\n"
+CLUSTER = "model: tiny\npools:\n  - {role: prefill, count: 1}\n  - {role: decode, count: 1}\nserve: {port: 0}\n"
 FILES = {
     "trace.csv": TRACE,
     "BurstGPT_1.csv": BURST_GPT,

@@ -65,7 +65,7 @@ def test_a_plan_is_printed_with_its_ranking_its_verdict_and_what_binds(call: Cal
     first = outcome.out.splitlines()[0]
     assert first.startswith("planning llama-3.1-70b on dgx-h100, dgx-a100 (and 4 settings of them): azure-conversation")
     for text in (
-        "unsplit, chunked prompts", "split, elastic", "split, static", "1 prompt dgx-h100 + 1 token dgx-a100",
+        "unsplit, chunked prompts", "split, elastic", "split, static", "1 prefill dgx-h100 + 1 decode dgx-a100",
         "Do not split: ", "What breaks first above", "Scarcest", "With one more", "prompt:output ratio",
         "no better:", "phase times (dgx-h100, dgx-a100, reference of slowdowns): roofline", "simulations, seeds 0,",
     ):  # fmt: skip
@@ -79,7 +79,14 @@ def test_sources_of_phase_times_are_told_apart(call: Call) -> None:
     assert re.search(r"phase times, ms +iteration +measured +roofline +to roofline", outcome.out)
     told = re.findall(r"(prompt of|token, batch) ([\d,]+) +([\d,.]+) +([\d,.]+) +([\d.]+)", outcome.out)
     shown = [(what.partition(" ")[0].strip(","), int(size.replace(",", ""))) for what, size, *_ in told]
-    assert shown == [("prompt", 512), ("prompt", 2048), ("prompt", 8192), ("token", 1), ("token", 16), ("token", 64)]
+    assert shown == [
+        ("prefill", 512),
+        ("prefill", 2048),
+        ("prefill", 8192),
+        ("decode", 1),
+        ("decode", 16),
+        ("decode", 64),
+    ]
     compared = compare_sources(load_model("llama2-70b"), load_machine("dgx-h100"), source=None)
     rows = {(row.phase, row.size): row for row in compared}
     for (phase, size), (_, _, *cells) in zip(shown, told, strict=True):
@@ -278,7 +285,7 @@ def test_a_day_is_told_for_both_designs_under_every_policy(call: Call) -> None:
     outcome = call("plan", *DAY, "--autoscale", "joint:target=300,startup=10", "--autoscale", "static:initial=1+1")
     assert outcome.code == 0
     lines = outcome.out.splitlines()
-    for line in ("1 prompt dgx-h100 + 1 token dgx-h100 (split", "1 unsplit dgx-h100 (unsplit"):
+    for line in ("1 prefill dgx-h100 + 1 decode dgx-h100 (split", "1 unsplit dgx-h100 (unsplit"):
         assert any(one.startswith(f"A day of 28,800 requests with {line}") for one in lines), line
     for policy in ("static", "threshold", "joint", "schedule", "joint (1)"):
         assert sum(bool(re.match(rf" {re.escape(policy)} +\d", one)) for one in lines) == 2, policy

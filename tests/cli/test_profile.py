@@ -56,7 +56,7 @@ def test_the_whole_way_from_a_machine_to_a_simulation(call: Call, capsys: pytest
     assert "held-out error" in outcome.out
     assert "start-up: 0.70 s" in outcome.out
     simulated = (
-        "simulate", "--model", "profile-small.json", "--pool", "prompt:1:here.yaml", "--pool", "token:1:here.yaml",
+        "simulate", "--model", "profile-small.json", "--pool", "prefill:1:here.yaml", "--pool", "decode:1:here.yaml",
         "--workload", "azure-conversation", "--rate", "1", "--count", "20", "--json",
     )  # fmt: skip
     assert cli.run(simulated) == 0

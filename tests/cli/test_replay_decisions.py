@@ -23,8 +23,8 @@ def written(tmp_path: Path) -> Path:
     path = tmp_path / "decisions.jsonl"
     with DecisionLog(path) as log:
         dispatcher = Dispatcher(Rules(), sink=log.write)
-        dispatcher.join("p", 1, "prompt", 1_000, 0.0)
-        dispatcher.join("t", 1, "token", 1_000, 0.0)
+        dispatcher.join("p", 1, "prefill", 1_000, 0.0)
+        dispatcher.join("t", 1, "decode", 1_000, 0.0)
         for number in range(300):
             dispatcher.open(f"r{number}.1", 100, 50, float(number))
             dispatcher.first_token(f"r{number}.1", number + 0.25)
@@ -98,7 +98,7 @@ def test_decisions_are_in_the_file_at_once(tmp_path: Path, capsys: Captured) -> 
     """A gateway that is killed would take its last decisions with it, or a log that is read meanwhile look broken."""
     path = tmp_path / "log"
     with DecisionLog(path) as log:
-        Dispatcher(Rules(), sink=log.write).join("p", 1, "prompt", 1_000, 0.0)
+        Dispatcher(Rules(), sink=log.write).join("p", 1, "prefill", 1_000, 0.0)
         assert run(["replay-decisions", str(path)]) == 0
     assert capsys.readouterr().out.startswith("1 decisions, 1 equal")
 

@@ -19,8 +19,8 @@ FILE = """\
 name: here
 model: tiny
 pools:
-  - {role: prompt, count: 2, machine: embedded}
-  - {role: token, count: 1}
+  - {role: prefill, count: 2, machine: embedded}
+  - {role: decode, count: 1}
 rules: {elastic: false}
 serve:
   port: 9000
@@ -31,7 +31,7 @@ serve:
 
 def asked(file: str | None = None, **changes: object) -> ServedCluster:
     nothing: dict[str, object] = {
-        "model": None, "pools": dict.fromkeys(("prompt", "token", "mixed", "unsplit")), "host": None, "port": None,
+        "model": None, "pools": dict.fromkeys(("prefill", "decode", "mixed", "unsplit")), "host": None, "port": None,
         "kv_memory": None, "prefix_cache": False, "settings": [], "keys": (None, None, None),
     }  # fmt: skip
     return _asked(file, **(nothing | changes))  # type: ignore[arg-type]
@@ -53,12 +53,12 @@ def test_options_go_before_the_file(tmp_path: Path) -> None:
     plain = asked(str(path))
     assert (plain.model, dict(plain.pools), plain.port, plain.kv_bytes) == (
         "tiny",
-        {"prompt": 2, "token": 1},
+        {"prefill": 2, "decode": 1},
         9000,
         64e6,
     )
     assert not plain.rules.elastic
-    changed = asked(str(path), port=0, pools={"prompt": None, "token": None, "mixed": None, "unsplit": 3})
+    changed = asked(str(path), port=0, pools={"prefill": None, "decode": None, "mixed": None, "unsplit": 3})
     assert (changed.port, dict(changed.pools)) == (0, {"unsplit": 3})
     assert changed.limits == {"live_requests": 5}
 
@@ -77,7 +77,7 @@ def test_machines_that_were_measured_here_are_served_with_the_memory_that_was_pl
     planned = FILE.replace("tiny", "this.json").replace("embedded", "this.yaml")
     path.write_text(planned.replace("  kv_memory: 64MB\n", ""))
     served = asked(str(path))
-    assert (served.model, dict(served.pools)) == ("smol", {"prompt": 2, "token": 1})
+    assert (served.model, dict(served.pools)) == ("smol", {"prefill": 2, "decode": 1})
     assert served.kv_bytes == 347 * 32 * 46_080
     path.write_text(planned)
     assert asked(str(path)).kv_bytes == 64e6
@@ -111,7 +111,7 @@ def test_without_anything_it_is_a_split_of_the_default_model() -> None:
     """The first thing that a newcomer types would do something else than the page says."""
     plain = asked()
     assert (plain.model, dict(plain.pools), plain.host, plain.port) == (
-        "default", {"prompt": 1, "token": 1}, "127.0.0.1", 8080,
+        "default", {"prefill": 1, "decode": 1}, "127.0.0.1", 8080,
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_without_anything_it_is_a_split_of_the_default_model() -> None:
     ("old", "new", "line"),
     [
         ("tiny", "5", "line 2, model: got 5"),
-        ("role: token", "role: tokens", "line 5, pools[1].role: got 'tokens', allowed is prompt or token"),
+        ("role: decode", "role: tokens", "line 5, pools[1].role: got 'tokens', allowed is prefill or decode"),
         ("count: 2", "count: 0", "line 4, pools[0].count: got 0, allowed is a whole number from 1 to 64"),
         ("embedded", "dgx-h100", "line 4, pools[0].machine: got 'dgx-h100', allowed is embedded"),
         ("64MB", "64 cows", "line 9, serve.kv_memory: got '64 cows'"),
@@ -188,9 +188,9 @@ def test_a_wrong_cluster_file_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--unsplit", "2", "--prompt", "1"), "--unsplit: a cluster is either split"),
-        (("--prompt", "1", "--token", "0"), "a split cluster needs workers for prompts and for tokens"),
-        (("--prompt", "99"), "--prompt: got 99"),
+        (("--unsplit", "2", "--prefill", "1"), "--unsplit: a cluster is either split"),
+        (("--prefill", "1", "--decode", "0"), "a split cluster needs workers for both phases"),
+        (("--prefill", "99"), "--prefill: got 99"),
         (("--port", "70000"), "--port: got 70000"),
         (("--kv-memory", "lots"), "--kv-memory: got 'lots'"),
         (("--set", "elastic"), "--set: got 'elastic', allowed is FIELD=VALUE"),

@@ -21,19 +21,19 @@ from phasesplit.simulation import run as simulation
 pytestmark = pytest.mark.slow
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0.5,1000,20\n0.75,20,3\n2.5,3000,30\n9.5,40,100\n"
-SMALL = ("--model", "bloom-176b", "--pool", "prompt:2:dgx-h100", "--pool", "token:1:dgx-h100")
+SMALL = ("--model", "bloom-176b", "--pool", "prefill:2:dgx-h100", "--pool", "decode:1:dgx-h100")
 TEN_S = (*SMALL, "--workload", "azure-conversation", "--rate", "4", "--duration", "10")
 CLUSTER = """
 name: two pools
 model: bloom-176b
 pools:
-  - {role: prompt, count: 1, machine: dgx-h100}
-  - {role: token, count: 1, machine: dgx-a100}
+  - {role: prefill, count: 1, machine: dgx-h100}
+  - {role: decode, count: 1, machine: dgx-a100}
 rules: {transfer: serialized, batch-requests: 64, seed: 5}
 """
 ROWS = [
-    "request_id", "arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "tbt_mean_s", "tbt_max_s", "e2e_s",
-    "queue_s", "transfer_exposed_s", "prompt_instance", "token_instance", "status",
+    "request_id", "arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "itl_mean_s", "itl_max_s", "e2e_s",
+    "queue_s", "transfer_exposed_s", "prefill_machine", "decode_machine", "status",
 ]  # fmt: skip
 
 
@@ -89,9 +89,9 @@ def files_in(folder: Path) -> set[str]:
 
 def test_limits_of_one_s_own_judge_the_run(call: Call, shown: Shown) -> None:
     """Limits in seconds or a goodput would be accepted and not judged, or break the report's table."""
-    text = "ttft_p100<2s, tpot_p90<50ms, goodput(ttft<2s,tbt<1s)>=95%"
+    text = "ttft_p100<2s, tpot_p90<50ms, goodput(ttft<2s,itl<1s)>=95%"
     slo = shown(*TEN_S, "--slo", text)["slo"]
-    assert [finding["metric"] for finding in slo["findings"]] == ["ttft_s", "tbt_mean_s", "goodput_ratio"]
+    assert [finding["metric"] for finding in slo["findings"]] == ["ttft_s", "itl_mean_s", "goodput_ratio"]
     assert slo["holds"] is all(finding["holds"] for finding in slo["findings"])
     outcome = call("simulate", *TEN_S, "--slo", text, "--html", "out.html")
     assert outcome.code == 0
@@ -102,7 +102,7 @@ def test_limits_of_one_s_own_judge_the_run(call: Call, shown: Shown) -> None:
 
 def test_slices_and_caps_are_machines_like_others(shown: Shown) -> None:
     """A slice or a capped machine could not be simulated, or would cost as much as the whole server."""
-    pools = ("--pool", "prompt:2:dgx-h100/tp4", "--pool", "token:2:dgx-h100/tp4@50%")
+    pools = ("--pool", "prefill:2:dgx-h100/tp4", "--pool", "decode:2:dgx-h100/tp4@50%")
     found = shown("--model", "llama2-70b", *pools, "--workload", "trace.csv")
     assert [pool["machine"] for pool in found["cluster"]["pools"]] == ["dgx-h100/tp4", "dgx-h100/tp4@50%"]
     assert found["bill"]["usd_per_hour"] == pytest.approx(2 * 38.08)
@@ -118,7 +118,7 @@ def test_the_report_fits_and_says_what_matters(call: Call, columns: int, monkeyp
     assert max(len(line) for line in outcome.out.splitlines()) <= columns
     assert "…" not in outcome.out
     for word in (
-        "requests/s", "TTFT", "TBT, all gaps", "TPOT", "E2E", "exposed KV transfer", "p99", "SLO splitwise",
+        "requests/s", "TTFT", "ITL, all gaps", "TPOT", "E2E", "exposed KV transfer", "p99", "SLO splitwise",
         "KV used", "pool moves", "KV transfers", "kW provisioned", "USD", "kWh", "CO2e", "measured:", "no oracle",
     ):  # fmt: skip
         assert word in outcome.out
@@ -340,7 +340,7 @@ def test_oracle_slo_grid_and_reference_reach_the_result(shown: Shown) -> None:
             "role: unknown name 'promt', did you mean prompt",
         ),
         ("--model bloom-176b --pool unsplit:0:h100 --workload trace.csv", "count: got '0', allowed is a whole number"),
-        ("--model bloom-176b --pool prompt:1:h100 --workload trace.csv", "one token, mixed or unsplit pool"),
+        ("--model bloom-176b --pool prefill:1:h100 --workload trace.csv", "one decode, mixed or unsplit pool"),
     ],
 )
 def test_wrong_input_is_one_line(call: Call, tmp_path: Path, arguments: str, message: str) -> None:

@@ -25,11 +25,11 @@ CLUSTER = """\
 name: here
 model: tiny
 pools:
-  - {role: prompt, count: 1}
-  - {role: token, count: 1}
+  - {role: prefill, count: 1}
+  - {role: decode, count: 1}
 serve: {kv_memory: 16MB}
 """
-METRICS = [f"{metric} {share}" for metric in ("TTFT", "TBT", "E2E") for share in ("p50", "p90", "p99")]
+METRICS = [f"{metric} {share}" for metric in ("TTFT", "ITL", "E2E") for share in ("p50", "p90", "p99")]
 
 
 def test_workers_have_the_share_of_a_core_that_the_file_gives_them(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_loop_closes_and_leaves_nothing_behind(cluster: Path, profile: Path,
     found = json.loads(out)
     assert (found["trace"]["requests"], found["compared"], found["errors"]) == (12, 12, {})
     assert [one["name"] for one in found["latencies"]] == METRICS
-    assert set(found["kv_blocks"]) == {"prompt-0", "token-0"}
+    assert set(found["kv_blocks"]) == {"prefill-0", "decode-0"}
     for side in ("predicted", "measured"):
         whole_s = sum(one[side] for one in found["stages"])
         assert 0 < whole_s < 10

@@ -21,7 +21,7 @@ from phasesplit.files.specs import load_machine
 
 def test_price_and_power_are_sums_over_machines() -> None:
     """A cluster would cost or be provisioned other than its machines are."""
-    cluster = build_cluster("bloom-176b", [("prompt", 25, "dgx-h100"), ("token", 26, "dgx-a100")])
+    cluster = build_cluster("bloom-176b", [("prefill", 25, "dgx-h100"), ("decode", 26, "dgx-a100")])
     assert usd_per_hour(cluster) == pytest.approx(25 * 38.08 + 26 * 17.68)
     assert provisioned_w(cluster) == pytest.approx(25 * 10_200 + 26 * 6500)
 
@@ -60,7 +60,7 @@ def test_carbon() -> None:
 
 def test_bill() -> None:
     """A bill would split machines among pools wrongly or divide by the wrong count."""
-    cluster = build_cluster("bloom-176b", [("prompt", 1, "dgx-h100"), ("token", 2, "dgx-a100")])
+    cluster = build_cluster("bloom-176b", [("prefill", 1, "dgx-h100"), ("decode", 2, "dgx-a100")])
     h100, a100 = cluster.pools[0].machine, cluster.pools[1].machine
     run = bill(
         cluster,
@@ -88,7 +88,7 @@ def test_bill() -> None:
 
 def test_machines_that_are_off_cost_nothing() -> None:
     """Money, idle power or embodied carbon would be charged for machines that are off, or those of another pool."""
-    cluster = build_cluster("bloom-176b", [("prompt", 2, "dgx-h100"), ("token", 1, "dgx-a100")])
+    cluster = build_cluster("bloom-176b", [("prefill", 2, "dgx-h100"), ("decode", 1, "dgx-a100")])
     h100, a100 = cluster.pools[0].machine, cluster.pools[1].machine
     run = bill(
         cluster,

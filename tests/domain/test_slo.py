@@ -13,7 +13,7 @@ def test_scaled_slo_moves_every_limit_and_no_share() -> None:
     """A sensitivity study over tightness would move only some limits, or ask for more requests than there are."""
     slo = parse_slo("ttft_p99<2s,goodput(tpot<50ms)>=95%").scaled(0.5)
     assert slo.limits == (Limit("ttft_s", 99.0, 1.0), Limit(GOODPUT_RATIO, 95.0, 1.0))
-    assert slo.each == (("tbt_mean_s", 0.025),)
+    assert slo.each == (("itl_mean_s", 0.025),)
     assert [limit.below for limit in SPLITWISE.scaled(2).limits] == [2 * limit.below for limit in SPLITWISE.limits]
 
 
@@ -40,8 +40,8 @@ def test_only_slowdowns_need_a_reference(text: str, needs: bool) -> None:
 
 def test_goodput_counts_requests_that_keep_all_their_limits() -> None:
     """A request that keeps one limit and breaks another would count as good, or one without gaps as bad."""
-    values = {"ttft_s": np.array([1.0, 1.0, 3.0, 1.0]), "tbt_mean_s": np.array([0.02, 0.08, 0.02, np.nan])}
-    ratio = goodput_ratio(values, (("ttft_s", 2.0), ("tbt_mean_s", 0.05)))
+    values = {"ttft_s": np.array([1.0, 1.0, 3.0, 1.0]), "itl_mean_s": np.array([0.02, 0.08, 0.02, np.nan])}
+    ratio = goodput_ratio(values, (("ttft_s", 2.0), ("itl_mean_s", 0.05)))
     assert ratio == pytest.approx([0.5, 1.6, 1.5, 0.5])
 
 
@@ -57,30 +57,39 @@ def test_goodput_is_judged_by_the_share_of_requests(good: int, holds: bool) -> N
 def test_text_of_every_metric() -> None:
     """A limit would be held against another metric, percentile or unit than the one written."""
     slo = parse_slo(
-        "ttft_p99<2s, tbt_p99.9<100ms, tpot_p90<50ms, e2e_p50<20s, tbt_max_p99<0.5s, queue_p95<1s, ttft_slowdown_p50<2"
+        "ttft_p99<2s, itl_p99.9<100ms, tpot_p90<50ms, e2e_p50<20s, itl_max_p99<0.5s, queue_p95<1s, ttft_slowdown_p50<2"
     )
     assert slo.limits == (
         Limit("ttft_s", 99.0, 2.0),
-        Limit("tbt_s", 99.9, 0.1),
-        Limit("tbt_mean_s", 90.0, 0.05),
+        Limit("itl_s", 99.9, 0.1),
+        Limit("itl_mean_s", 90.0, 0.05),
         Limit("e2e_s", 50.0, 20.0),
-        Limit("tbt_max_s", 99.0, 0.5),
+        Limit("itl_max_s", 99.0, 0.5),
         Limit("queue_s", 95.0, 1.0),
         Limit("ttft_slowdown", 50.0, 2.0),
     )
     assert slo.each == ()
 
 
-def test_tbt_of_a_good_request_is_its_largest_gap() -> None:
+def test_itl_of_a_good_request_is_its_largest_gap() -> None:
     """A request with one long stall would count as good."""
-    assert parse_slo("goodput(tbt<100ms)>=90%").each == (("tbt_max_s", 0.1),)
+    assert parse_slo("goodput(itl<100ms)>=90%").each == (("itl_max_s", 0.1),)
+
+
+@pytest.mark.parametrize(
+    "text", ["itl_p99<100ms", "itl_max_p99<0.5s", "itl_slowdown_p90<1.5", "goodput(ttft<2s,itl<100ms)>=90%"]
+)
+def test_the_papers_name_of_a_gap_is_understood(text: str) -> None:
+    """An SLO in the words of the paper, TBT, would be refused or limit something else."""
+    ours, papers = parse_slo(text), parse_slo(text.replace("itl", "tbt"))
+    assert (papers.limits, papers.each) == (ours.limits, ours.each)
 
 
 def test_text_with_a_factor() -> None:
     """A factor would be lost, or apply to a part of the list."""
     assert parse_slo("splitwise*1.5").limits[0].below == 3.0
     assert parse_slo("splitwise*1.5").name == "splitwise*1.5"
-    both = parse_slo("(ttft_p99<2s, tbt_p99<100ms)*2")
+    both = parse_slo("(ttft_p99<2s, itl_p99<100ms)*2")
     assert [limit.below for limit in both.limits] == [4.0, 0.2]
     assert parse_slo(both.name) == both
     assert parse_slo("splitwise") is SPLITWISE
@@ -111,7 +120,7 @@ def test_text_with_a_factor() -> None:
         ("goodput(ttft<2s)>=950%", "got '950'"),
         ("goodput(queue<2s)>=95%", "metric: unknown name 'queue'"),
         ("goodput(ttft<2s)>=95%,goodput(e2e<2s)>=95%", "one goodput"),
-        ("ttft_p99<2s,tbt_p99<100ms*2", "got 'tbt_p99<100ms*2'"),
+        ("ttft_p99<2s,itl_p99<100ms*2", "got 'itl_p99<100ms*2'"),
     ],
 )
 def test_wrong_text_says_what_is_allowed(text: str, message: str) -> None:

@@ -35,7 +35,7 @@ def tiny_cluster(
     phase `token_s + token_s_per_request x n`; `domain.profile.PhaseTimes` says what the other two terms add.
 
     Args:
-        pools: Role and number of machines of each pool ("prompt", 2); by default one prompt and one token machine.
+        pools: Role and number of machines of each pool ("prefill", 2); by default one prompt and one token machine.
         prompt_s_per_token: Seconds, > 0.
         prompt_base_s: Seconds, >= 0.
         prompt_pair_s: Seconds for each pair of a prompt token and a token it attends to, >= 0.
@@ -88,7 +88,7 @@ def tiny_cluster(
         model=model,
         pools=tuple(
             Pool(role=Role(role), count=count, machine=machine, times=times)
-            for role, count in pools or (("prompt", 1), ("token", 1))
+            for role, count in pools or (("prefill", 1), ("decode", 1))
         ),
         reference=times,
     )

@@ -119,7 +119,7 @@ class Bench:
         self.worker = Worker(
             name="w",
             epoch=EPOCH,
-            home="prompt",
+            home="prefill",
             thread=cast("EngineThread", self.thread),
             load_tokenizer=lambda: tokenizer,
             served=Served(
@@ -377,10 +377,10 @@ def test_roles_are_fenced_by_epoch_and_checked() -> None:
     async def test() -> None:
         bench = Bench()
         for order, status in (
-            ({"epoch": EPOCH - 1, "role": "token"}, 409),
-            ({"role": "token"}, 409),
+            ({"epoch": EPOCH - 1, "role": "decode"}, 409),
+            ({"role": "decode"}, 409),
             ({"epoch": EPOCH, "role": "king"}, 400),
-            ({"epoch": EPOCH, "role": "token"}, 200),
+            ({"epoch": EPOCH, "role": "decode"}, 200),
         ):
             assert (await Call(bench.app, "POST", "/role", order).answer())[0] == status
         assert bench.worker.facts()["role"] == "token"

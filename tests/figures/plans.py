@@ -28,11 +28,11 @@ from phasesplit.simulation.result import Result
 
 INFINITE = float("inf")
 HOSTILE = """<script>alert("1")</script>&'"""
-STATIC = Design(Kind.STATIC, ((Role.PROMPT, 0), (Role.TOKEN, 1)), "split, static: dgx-h100 + dgx-a100")
+STATIC = Design(Kind.STATIC, ((Role.PREFILL, 0), (Role.DECODE, 1)), "split, static: dgx-h100 + dgx-a100")
 CHUNKED = Design(Kind.CHUNKED, ((Role.UNSPLIT, 0),), "unsplit, chunked prompts: dgx-h100")
 FOUR = Design(
     Kind.ELASTIC,
-    ((Role.PROMPT, 0), (Role.PROMPT, 1), (Role.TOKEN, 0), (Role.TOKEN, 1)),
+    ((Role.PREFILL, 0), (Role.PREFILL, 1), (Role.DECODE, 0), (Role.DECODE, 1)),
     "split, elastic: dgx-a100, dgx-h100",
 )
 
@@ -63,7 +63,7 @@ def answer(worst: float) -> Answer:
 
 def capacity(rate_per_s: float) -> Capacity:
     return Capacity(
-        rate_per_s=rate_per_s, broken_per_s=rate_per_s * 1.01, answers=(), wall="TBT slowdown p90", probes=3
+        rate_per_s=rate_per_s, broken_per_s=rate_per_s * 1.01, answers=(), wall="ITL slowdown p90", probes=3
     )
 
 
@@ -105,8 +105,8 @@ def full(asked: Problem, split: Entry, unsplit: Entry) -> Plan:
         entries=entries,
         verdict=decide(split.found.value, unsplit.found.value, per_seed, str(asked.objective or "rate")),
         walls=[
-            Wall(Resource.FLOPS, "the prompt machines", 0.617),
-            Wall(Resource.HBM_BYTES, "the token machines", 1.25),
+            Wall(Resource.FLOPS, "the prefill machines", 0.617),
+            Wall(Resource.HBM_BYTES, "the decode machines", 1.25),
         ],
         gains=[
             Gain(what="one more prompt dgx-h100", rate_per_s=87.31, base_per_s=83.17),
@@ -199,7 +199,7 @@ def with_days() -> Plan:
 
 def on_absolute_limits() -> Plan:
     plan = split_plan()
-    slo = parse_slo("ttft_p99<2s,tbt_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%")
+    slo = parse_slo("ttft_p99<2s,itl_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%")
     plan.problem = replace(plan.problem, slo=slo)
     return plan
 
@@ -239,7 +239,7 @@ CASES: dict[str, Callable[[], tuple[Plan, Result | None]]] = {
     "huge grid": lambda: (with_huge_grid(), None),
     "bare": lambda: (bare(), None),
     "interrupted": lambda: (interrupted(), None),
-    "walls": lambda: (infeasible(refused(CHUNKED, Wall("TBT p50, alone on an idle machine,", "h", 1.85))), None),
+    "walls": lambda: (infeasible(refused(CHUNKED, Wall("ITL p50, alone on an idle machine,", "h", 1.85))), None),
     "misses": lambda: (infeasible(refused(CHUNKED, miss=((8,), answer(1.31))), refused(STATIC)), None),
     "saturated": lambda: (infeasible(refused(STATIC, miss=((8, 3), answer(INFINITE)))), None),
     "endless wall": lambda: (infeasible(refused(STATIC, Wall(Resource.KV_CAPACITY, "h", INFINITE))), None),

@@ -12,7 +12,7 @@ from phasesplit.files.workloads import load_workload
 from phasesplit.simulation.result import Result
 from phasesplit.simulation.run import simulate
 
-SPLIT = (("prompt", 2, "dgx-h100"), ("token", 2, "dgx-h100"))
+SPLIT = (("prefill", 2, "dgx-h100"), ("decode", 2, "dgx-h100"))
 
 
 def short_trace(rate_per_s: float = 8.0, duration_s: float = 20.0) -> Trace:

@@ -101,7 +101,7 @@ def test_ranking_has_the_numbers_of_the_plan() -> None:
     """The table of designs would tell another cost, power, rate or capacity than the plan found."""
     plan = split_plan()
     rows = Page(plan_report(plan, None)).rows
-    pools = ("6 prompt dgx-h100 + 4 token dgx-a100", "8 unsplit dgx-h100")
+    pools = ("6 prefill dgx-h100 + 4 decode dgx-a100", "8 unsplit dgx-h100")
     for rank, (entry, counts) in enumerate(zip(plan.entries, pools, strict=True), 1):
         assert entry.capacity is not None
         taken = [entry.taken[measure] for measure in MEASURE_NAMES]
@@ -212,13 +212,13 @@ def test_a_measured_link_is_told_beside_the_phase_times() -> None:
 def test_refusals_say_why() -> None:
     """A person would not learn what to change about an SLO that cannot be kept."""
     walls, _ = CASES["walls"]()
-    assert "TBT p50, alone on an idle machine, h: 185 % of its limit" in Page(plan_report(walls, None)).text
+    assert "ITL p50, alone on an idle machine, h: 185 % of its limit" in Page(plan_report(walls, None)).text
     misses, _ = CASES["misses"]()
     text = Page(plan_report(misses, None)).text
     assert "nearest miss 8 unsplit dgx-h100: TTFT slowdown p99 at 131 % of its limit" in text
     assert "no counts within the budgets hold any rate" in text
-    wall = Wall("KV capacity", "the token machines", 1.5)
-    assert "KV capacity of the token machines: 150 % of what there is" in why_not(
+    wall = Wall("KV capacity", "the decode machines", 1.5)
+    assert "KV capacity of the decode machines: 150 % of what there is" in why_not(
         misses.problem, refused(UNSPLIT, wall)
     )
 
@@ -303,6 +303,6 @@ def test_days_have_the_numbers_of_the_plan() -> None:
 
 def test_latencies_are_those_of_the_slo() -> None:
     """Curves would show latencies that no limit is on, in place of those that decide."""
-    assert latency_metrics(split_plan()) == ["ttft_slowdown", "tbt_slowdown", "e2e_slowdown"]
+    assert latency_metrics(split_plan()) == ["ttft_slowdown", "itl_slowdown", "e2e_slowdown"]
     plan, _ = CASES["absolute limits"]()
-    assert latency_metrics(plan) == ["ttft_s", "tbt_s", "goodput_ratio"]
+    assert latency_metrics(plan) == ["ttft_s", "itl_s", "goodput_ratio"]

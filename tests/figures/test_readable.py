@@ -35,7 +35,7 @@ def test_only_all_reads_as_all(share: float, text: str) -> None:
 
 def test_a_value_never_reads_like_its_limit() -> None:
     """A broken limit and a kept one would look the same."""
-    assert readable.against("tbt_slowdown", 1.2488, 1.25) == "1.2488 of 1.25"
+    assert readable.against("itl_slowdown", 1.2488, 1.25) == "1.2488 of 1.25"
     assert readable.against("ttft_s", 0.5, 1.0) == "500 ms of 1 s"
     assert readable.against("ttft_s", 0.49999, 0.5) == "0.49999 s of 500 ms"
 

@@ -117,7 +117,7 @@ def test_tables_hold_the_result() -> None:
     """A table would say something else than the result."""
     result = simulated(SPLIT)
     rows = Page(html_report(result)).rows
-    for metric, name in (("ttft_s", "TTFT"), ("tbt_s", "TBT, all gaps"), ("e2e_slowdown", "E2E slowdown")):
+    for metric, name in (("ttft_s", "TTFT"), ("itl_s", "ITL, all gaps"), ("e2e_slowdown", "E2E slowdown")):
         found = result.metrics[metric]
         quantiles = [found.quantile(q) for q in (0.5, 0.9, 0.99)]
         assert rows[f"Latencies: {name}"] == [*quantiles, found.largest, found.mean, found.count]

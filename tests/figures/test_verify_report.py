@@ -20,15 +20,15 @@ def figure(name: str, predicted: float | None, measured: float | None, goal: flo
 def record(name: str = "<split>", **changes: Any) -> dict[str, Any]:
     """What `verify --json` prints, with one miss."""
     shares = [0.0, 0.5, 1.0]
-    metrics = ("ttft_s", "tbt_s", "e2e_s")
+    metrics = ("ttft_s", "itl_s", "e2e_s")
     curves = {metric: {"predicted": [0.1, 0.2, 0.3], "measured": [0.1, 0.25, 0.4]} for metric in metrics}
-    latencies = [figure(f"{metric} p50", 0.102, 0.1, 0.05) for metric in ("TTFT", "TBT", "E2E")]
+    latencies = [figure(f"{metric} p50", 0.102, 0.1, 0.05) for metric in ("TTFT", "ITL", "E2E")]
     latencies.append(figure("E2E p99", 2.0, 1.0, 0.2))
     return {
         "cluster": {"name": name, "pools": {"prompt": 1, "token": 1}, "model": "tiny"},
         "trace": {"name": "a & b", "requests": 40, "duration_s": 20.0, "rate_per_s": 2.0},
-        "profile": "measured: tiny", "kv_blocks": {"prompt-0": 9, "token-0": 9}, "block_tokens": 32,
-        "cores": {"prompt-0": "0", "token-0": "1"}, "front_cores": "0", "core_share": 0.45,
+        "profile": "measured: tiny", "kv_blocks": {"prefill-0": 9, "decode-0": 9}, "block_tokens": 32,
+        "cores": {"prefill-0": "0", "decode-0": "1"}, "front_cores": "0", "core_share": 0.45,
         "front_end": {"added": True, "iteration_s": 0.001, "token_s": 0.0, "queue_s": 0.002}, "compared": 40,
         "distributions": {"shares": shares, **curves}, "latencies": latencies,
         "stages": [figure(stage, 0.1, 0.11) for stage in STAGES],
@@ -65,13 +65,13 @@ def test_several_verifications_share_a_page_without_mixing_their_drawings() -> N
 
 def test_where_nothing_was_measured_the_page_says_so() -> None:
     """A run without answers would have no page, or one that shows zeros."""
-    nothing = {metric: {"predicted": [None] * 3, "measured": [None] * 3} for metric in ("ttft_s", "tbt_s", "e2e_s")}
+    nothing = {metric: {"predicted": [None] * 3, "measured": [None] * 3} for metric in ("ttft_s", "itl_s", "e2e_s")}
     page = verify_report([record(distributions={"shares": [0.0, 0.5, 1.0], **nothing})])
     assert "No requests to show." in page
 
 
 def test_the_first_misplaced_request_is_named() -> None:
     """A reader would not find the decision that differs."""
-    first = {"request": 7, "predicted": ["prompt-0", "token-0"], "measured": ["token-0", "token-0"]}
+    first = {"request": 7, "predicted": ["prefill-0", "decode-0"], "measured": ["decode-0", "decode-0"]}
     page = verify_report([record(placements={"differ": 3, "first": [first]})])
-    assert "3 requests went elsewhere than predicted; the first is request 7: token-0 and token-0" in page
+    assert "3 requests went elsewhere than predicted; the first is request 7: decode-0 and decode-0" in page

@@ -221,10 +221,10 @@ def test_profile_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_build_cluster() -> None:
     """A cluster would be built with other machines, counts or times than its pools say."""
-    cluster = build_cluster("bloom-176b", [("prompt", 3, "h100"), ("token", 2, load_machine("dgx-a100"))])
+    cluster = build_cluster("bloom-176b", [("prefill", 3, "h100"), ("decode", 2, load_machine("dgx-a100"))])
     assert cluster.machines == 5
-    assert [pool.role for pool in cluster.pools] == ["prompt", "token"]
-    assert cluster.name == "3 prompt dgx-h100 + 2 token dgx-a100"
+    assert [pool.role for pool in cluster.pools] == ["prefill", "decode"]
+    assert cluster.name == "3 prefill dgx-h100 + 2 decode dgx-a100"
     assert cluster.pools[1].times.source.startswith("measured: bloom-176b on dgx-a100")
     published = build_cluster(cluster.model, [("unsplit", 1, "h100")], published=True, name="theirs")
     assert published.name == "theirs"
@@ -233,10 +233,10 @@ def test_build_cluster() -> None:
 
 def test_build_cluster_refuses() -> None:
     """A cluster that cannot serve, or a role that is not one, would get through."""
-    with pytest.raises(SpecError, match="did you mean prompt"):
-        build_cluster("bloom-176b", [("promt", 1, "h100")])
-    with pytest.raises(SpecError, match="token phase"):
-        build_cluster("bloom-176b", [("prompt", 1, "h100")])
+    with pytest.raises(SpecError, match="did you mean"):
+        build_cluster("bloom-176b", [("prefil", 1, "h100")])
+    with pytest.raises(SpecError, match="decode"):
+        build_cluster("bloom-176b", [("prefill", 1, "h100")])
     with pytest.raises(SpecError, match="at least 1"):
         build_cluster("bloom-176b", [("unsplit", 0, "h100")])
 

@@ -20,7 +20,7 @@ from phasesplit.planning.problem import Problem, Variation
 ODD = Answer(
     holds=False,
     worst=math.inf,
-    wall="TBT p99",
+    wall="ITL p99",
     values=(0.1, math.nan),
     energy_w=0.1 + 0.2,
     kg_per_hour=1e-9,

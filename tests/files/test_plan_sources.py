@@ -20,7 +20,7 @@ from phasesplit.planning.traffic import Traffic
 H100, A100, H200 = 0, 1, 2
 UNSPLIT = Design(Kind.CHUNKED, ((Role.UNSPLIT, H100),), "unsplit")
 WHOLE = Design(Kind.WHOLE, ((Role.UNSPLIT, H200),), "whole prompts")
-SPLIT = Design(Kind.STATIC, ((Role.PROMPT, A100), (Role.TOKEN, H100), (Role.TOKEN, H200)), "split")
+SPLIT = Design(Kind.STATIC, ((Role.PREFILL, A100), (Role.DECODE, H100), (Role.DECODE, H200)), "split")
 
 
 def plan(*designs: tuple[Design, Counts], published: bool = False) -> Plan:

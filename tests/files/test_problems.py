@@ -24,7 +24,7 @@ workload:
   prompt: {p50: 1020, 90: 2734}
   output: {p50: 129, p90: 345}
 rate: 10
-slo: ttft_p99<2s,tbt_p99<100ms
+slo: ttft_p99<2s,itl_p99<100ms
 minimize: power
 within: {cost: 1500 USD/h, machines: 20}
 seeds: [3, 4]
@@ -79,7 +79,7 @@ def test_a_file_and_options_ask_the_same(tmp_path: Path) -> None:
         None,
         {
             "model": "llama-3.1-70b", "machines": "dgx-h100, dgx-a100", "workload": PERCENTILES, "rate": "10",
-            "slo": "ttft_p99<2s,tbt_p99<100ms", "minimize": "power", "within": "cost=1500,machines=20",
+            "slo": "ttft_p99<2s,itl_p99<100ms", "minimize": "power", "within": "cost=1500,machines=20",
             "seeds": "3,4", "tensor_parallel": "8,4", "power_caps": "50%", "rules": {"transfer": "serialized"},
         },
     )  # fmt: skip

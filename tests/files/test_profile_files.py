@@ -64,7 +64,7 @@ def test_it_is_found_beside_the_machine_file_wherever_one_is(
     """A machine file would work in its own folder alone."""
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     assert "profile: some.json\n" in machine_path.read_text()
-    cluster = build_cluster(path, [("prompt", 1, machine_path), ("token", 2, machine_path)])
+    cluster = build_cluster(path, [("prefill", 1, machine_path), ("decode", 2, machine_path)])
     assert {pool.times.source.split(":")[0] for pool in cluster.pools} == {"measured"}
 
 
@@ -84,7 +84,7 @@ def test_its_measured_link_goes_into_the_machine_file(path: Path, machine_path: 
     machine = load_machine(machine_path)
     assert machine.link == Link(**measured)
     assert machine.link_source == "measured: shared memory"
-    cluster = build_cluster(path, [("prompt", 1, machine), ("token", 1, machine)])
+    cluster = build_cluster(path, [("prefill", 1, machine), ("decode", 1, machine)])
     result = simulate(cluster, tiny_trace((0.0, 100, 2)), Rules(transfer=Transfer.SERIALIZED))
     assert result.columns is not None
     sent_s = 100 * cluster.model.kv_bytes_per_token / measured["bytes_per_s"]

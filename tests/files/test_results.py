@@ -24,7 +24,7 @@ from phasesplit.simulation.run import simulate
 
 def simulated(*, keep: bool = True, slo: Slo = SPLITWISE) -> Result:
     """Return a small run in which one request has one token, and one is longer than any machine's memory."""
-    cluster = build_cluster("bloom-176b", [("prompt", 1, "dgx-h100"), ("token", 1, "dgx-h100")])
+    cluster = build_cluster("bloom-176b", [("prefill", 1, "dgx-h100"), ("decode", 1, "dgx-h100")])
     trace = Trace.from_columns(
         "four",
         np.array([0.1, 1 / 3, 0.5, 7.0]),
@@ -52,7 +52,7 @@ def test_csv_keeps_every_bit_and_leaves_undefined_values_empty(result: Result, t
         for row, value in zip(rows, column.tolist(), strict=True):
             if isinstance(value, float):
                 assert row[name] == "" if math.isnan(value) else float(row[name]) == value
-    assert rows[3]["tbt_mean_s"] == rows[3]["transfer_exposed_s"] == ""
+    assert rows[3]["itl_mean_s"] == rows[3]["transfer_exposed_s"] == ""
     assert rows[2]["ttft_s"] == ""
     assert not {"-1", "nan"} & {value for row in rows for value in row.values()}
 
@@ -65,7 +65,7 @@ def test_parquet_and_compressed_csv_hold_the_same(result: Result, tmp_path: Path
     assert gzip.decompress((tmp_path / "rows.csv.gz").read_bytes()) == plain
     table = pq.read_table(tmp_path / "rows.parquet")
     assert table.to_pylist() == csv.read_csv(tmp_path / "rows.csv").to_pylist()
-    assert table["tbt_mean_s"].null_count == 2
+    assert table["itl_mean_s"].null_count == 2
     assert result.columns is not None
     assert table["e2e_s"].drop_null().to_numpy().tolist() == [
         value for value in result.columns["e2e_s"].tolist() if not math.isnan(value)
@@ -92,7 +92,7 @@ def test_summary_is_json_with_the_run_s_figures(result: Result) -> None:
     """A script would read NaN, an enum's number, or figures other than the result's."""
     shown = json.loads(orjson.dumps(result_summary(result)))
     assert shown["model"] == "bloom-176b"
-    assert [(pool["role"], pool["count"]) for pool in shown["cluster"]["pools"]] == [("prompt", 1), ("token", 1)]
+    assert [(pool["role"], pool["count"]) for pool in shown["cluster"]["pools"]] == [("prefill", 1), ("decode", 1)]
     assert shown["rules"]["transfer"] == "auto"
     assert shown["statuses"] == {"completed": 3, "refused": 1, "unfinished": 0}
     assert shown["metrics"]["ttft_s"]["p90"] == result.metrics["ttft_s"].quantile(0.9)
@@ -103,7 +103,7 @@ def test_summary_is_json_with_the_run_s_figures(result: Result) -> None:
     assert len(shown["slo"]["findings"]) == 9
     assert shown["overload"] is None
     assert shown["bill"]["usd_per_request"] == pytest.approx(shown["bill"]["usd"] / 3)
-    assert shown["batch_sizes"]["token"]["max"] >= 1
+    assert shown["batch_sizes"]["decode"]["max"] >= 1
     assert len(shown["warnings"]) == 1
 
 
@@ -112,7 +112,7 @@ def test_batch_sizes_are_weighted_by_time(result: Result) -> None:
     share = np.zeros_like(result.batch_share)
     share[1, [1, 4, 9]] = 0.2, 0.65, 0.15
     shown = result_summary(replace(result, batch_share=share))["batch_sizes"]
-    assert shown == {"token": {"p50": 4, "p90": 9, "max": 9}}
+    assert shown == {"decode": {"p50": 4, "p90": 9, "max": 9}}
 
 
 def test_summary_without_slo_says_so() -> None:

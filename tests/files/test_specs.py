@@ -352,8 +352,8 @@ def _cluster() -> ClusterSpec:
         name="ours",
         model="bloom-176b",
         pools=(
-            PoolSpec(role=Role.PROMPT, count=25, machine="dgx-h100"),
-            PoolSpec(role=Role.TOKEN, count=15, machine="dgx-h100-capped"),
+            PoolSpec(role=Role.PREFILL, count=25, machine="dgx-h100"),
+            PoolSpec(role=Role.DECODE, count=15, machine="dgx-h100-capped"),
         ),
         rules={"batch_tokens": 2048, "transfer": "layer-wise"},
     )
@@ -406,9 +406,9 @@ def test_cluster_paths_are_beside_its_file(tmp_path: Path) -> None:
         ({"pools": []}, "line 2, pools: got [], allowed is a list of pools"),
         ({"pools": "many"}, "allowed is a list of pools"),
         ({"pools": [{"role": "promt", "count": 1, "machine": "x"}]}, "line 3, pools[0].role: got 'promt'"),
-        ({"pools": [{"role": "prompt", "count": 0, "machine": "x"}]}, "line 4, pools[0].count: got 0"),
-        ({"pools": [{"role": "prompt", "machine": "x"}]}, "line 3, pools[0]: field count is missing"),
-        ({"pools": [{"role": "prompt", "count": 1, "machin": "x"}]}, "did you mean machine?"),
+        ({"pools": [{"role": "prefill", "count": 0, "machine": "x"}]}, "line 4, pools[0].count: got 0"),
+        ({"pools": [{"role": "prefill", "machine": "x"}]}, "line 3, pools[0]: field count is missing"),
+        ({"pools": [{"role": "prefill", "count": 1, "machin": "x"}]}, "did you mean machine?"),
         ({"pool": []}, "did you mean pools?"),
         ({"rules": 3}, "line 6, rules: got 3, allowed is a mapping"),
         ({"pools": [3]}, "pools[0]: got 3, allowed is a mapping"),

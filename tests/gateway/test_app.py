@@ -11,7 +11,7 @@ from phasesplit.gateway.keys import key_digest
 from phasesplit.gateway.limits import Limits
 
 PAIRS = [
-    pytest.param((("p", "prompt"), ("t", "token")), id="split"),
+    pytest.param((("p", "prefill"), ("t", "decode")), id="split"),
     pytest.param((("u", "unsplit"),), id="unsplit"),
 ]
 
@@ -357,7 +357,7 @@ def test_the_machines_context_bounds_requests() -> None:
 
     async def scenario() -> None:
         async with Rig() as rig:
-            await rig.join("t2", "token", context_tokens=100)
+            await rig.join("t2", "decode", context_tokens=100)
             assert (await rig.call("/v1/models").answer()).json["data"][0]["max_model_len"] == 100
             answered = (await rig.complete("x" * 40, max_tokens=None).answer()).json
             assert answered["usage"]["completion_tokens"] == 60
@@ -421,8 +421,8 @@ def test_ready_only_with_machines_for_both_phases() -> None:
                 refused = await rig.complete(**fields).answer()
                 assert (refused.status, refused.json["error"]["code"]) == (503, "no_capacity")
                 assert int(refused.headers["retry-after"]) >= 1
-            await rig.join("p", "prompt")
-            await rig.join("t", "token")
+            await rig.join("p", "prefill")
+            await rig.join("t", "decode")
             ready = await rig.call("/ready").answer()
             assert (ready.status, ready.json["degraded"]) == (200, [])
 

@@ -35,7 +35,7 @@ def test_silent_machine_gives_up_its_requests() -> None:
     """A request on a stalled machine would wait for a time-out of its own."""
 
     async def scenario() -> None:
-        async with Rig((*SPLIT, ("t2", "token"))) as rig:
+        async with Rig((*SPLIT, ("t2", "decode"))) as rig:
             for name in ("t", "t2"):
                 rig.workers[name].hold("token 2")
             call = rig.complete()
@@ -96,13 +96,13 @@ def test_restart_joins_with_a_new_epoch_and_an_old_life_cannot() -> None:
     async def scenario() -> None:
         async with Rig() as rig:
             old = rig.workers["t"]
-            await rig.join("t", "token", epoch=2)
+            await rig.join("t", "decode", epoch=2)
             await settle()
             assert (await rig.complete().answer()).status == 200
             assert not old.seen
             assert rig.workers["t"].seen[0]["kv_transfer_params"]["epoch"] == 2
             with pytest.raises(RequestError) as refused:
-                await rig.gateway.workers.join("http://t", old.snapshot(home="token", epoch=1))
+                await rig.gateway.workers.join("http://t", old.snapshot(home="decode", epoch=1))
             assert refused.value.status == 409
 
     play(scenario())
@@ -116,7 +116,7 @@ def test_announcing_twice_changes_nothing() -> None:
             rig.workers["t"].hold("token 2")
             call = rig.complete()
             await settle()
-            await rig.gateway.workers.join("http://t", rig.workers["t"].snapshot(home="token"))
+            await rig.gateway.workers.join("http://t", rig.workers["t"].snapshot(home="decode"))
             rig.workers["t"].go("token 2")
             await call.answer()
             assert (call.status, rig.records[0]["attempts"]) == (200, 1)
@@ -137,7 +137,7 @@ def test_other_kv_is_refused_with_the_reason() -> None:
                 ),
                 ({"model": "fake", "block_tokens": 16}, "in block_tokens: 16 against None; start both machines with"),
             ):
-                facts = other.snapshot(home="token", layout=layout)
+                facts = other.snapshot(home="decode", layout=layout)
                 call = await rig.call("/workers", {"url": "http://x", "facts": facts}).answer()
                 assert (call.status, call.json["error"]["code"]) == (409, "layout_mismatch")
                 assert words in call.json["error"]["message"]
@@ -145,7 +145,7 @@ def test_other_kv_is_refused_with_the_reason() -> None:
     play(scenario())
 
 
-_WRONG_CONTEXT = {"name": "x", "epoch": 1, "home": "token", "capacity_blocks": 9, "context_tokens": "4096"}
+_WRONG_CONTEXT = {"name": "x", "epoch": 1, "home": "decode", "capacity_blocks": 9, "context_tokens": "4096"}
 
 
 def test_machines_that_no_kv_could_move_between_are_refused() -> None:
@@ -162,12 +162,12 @@ def test_machines_that_no_kv_could_move_between_are_refused() -> None:
                 return call.json["error"]["message"] if call.status == 409 else ""
 
             outward = {"tcp": ["10.0.0.2", 1], "http": "http://10.0.0.2:2"}
-            said = await refused("token", boot_id="there", **outward)
+            said = await refused("decode", boot_id="there", **outward)
             assert "it is on another host than p, and p listens at 127.0.0.1" in said
             assert "start p with a --host that others reach" in said
-            assert "and x listens at 127.0.0.1" in await refused("token", boot_id="there")
+            assert "and x listens at 127.0.0.1" in await refused("decode", boot_id="there")
             assert not await refused("unsplit", boot_id="there")
-            assert not await refused("token", boot_id="")
+            assert not await refused("decode", boot_id="")
 
     play(scenario())
 
@@ -193,7 +193,7 @@ def test_machines_of_several_hosts_that_others_reach_join() -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [{}, {"name": "x"}, {"name": "x", "epoch": "1", "home": "token"}, [], "x", _WRONG_CONTEXT]
+    "facts", [{}, {"name": "x"}, {"name": "x", "epoch": "1", "home": "decode"}, [], "x", _WRONG_CONTEXT]
 )
 def test_wrong_facts_are_refused(facts: Any) -> None:
     """A machine that says nonsense would join, and fail later."""
@@ -220,7 +220,7 @@ def test_joining_needs_a_key_or_this_host() -> None:
             (Keys(join=(key_digest("j"),)), "10.0.0.9", {"Authorization": "Bearer j"}, 200),
         ):
             async with Rig(keys=keys) as rig:
-                facts = rig.worker("x").snapshot(home="token")
+                facts = rig.worker("x").snapshot(home="decode")
                 call = rig.call("/workers", {"url": "http://x", "facts": facts}, headers=sent, host=host)
                 assert (await call.answer()).status == status
 
@@ -233,7 +233,7 @@ def test_machines_are_told_their_pool() -> None:
     async def scenario() -> None:
         async with Rig() as rig:
             await rig.pass_time(1.0)
-            assert (rig.workers["p"].roles, rig.workers["t"].roles) == (["prompt"], ["token"])
+            assert (rig.workers["p"].roles, rig.workers["t"].roles) == (["prefill"], ["decode"])
 
     play(scenario())
 
@@ -268,15 +268,15 @@ def test_pools_page_shows_and_changes() -> None:
     """An operator could not see where machines are, move one, or be stopped by a stale epoch."""
 
     async def scenario() -> None:
-        async with Rig((*SPLIT, ("t2", "token")), keys=Keys(admin=(key_digest("a"),))) as rig:
+        async with Rig((*SPLIT, ("t2", "decode")), keys=Keys(admin=(key_digest("a"),))) as rig:
             sent = {"Authorization": "Bearer a"}
             shown = (await rig.call("/admin/pools", headers=sent).answer()).json
             assert {one["name"]: one["pool"] for one in shown["machines"]} == {
-                "p": "prompt",
-                "t": "token",
-                "t2": "token",
+                "p": "prefill",
+                "t": "decode",
+                "t2": "decode",
             }
-            order = {"machine": "t2", "home": "prompt", "epoch": 1}
+            order = {"machine": "t2", "home": "prefill", "epoch": 1}
             stale = await rig.call("/admin/pools", order | {"epoch": 0}, headers=sent).answer()
             assert stale.status == 409
             assert (await rig.call("/admin/pools", order | {"machine": "x"}, headers=sent).answer()).status == 404
@@ -284,7 +284,7 @@ def test_pools_page_shows_and_changes() -> None:
             await rig.pass_time(1.0)
             assert (await rig.call("/admin/pools", order, headers=sent).answer()).status == 200
             await rig.pass_time(1.0)
-            assert rig.workers["t2"].roles == ["token", "prompt"]
+            assert rig.workers["t2"].roles == ["decode", "prefill"]
             drained = await rig.call("/admin/pools", {"machine": "t2", "drain": True}, headers=sent).answer()
             assert {one["name"]: one["state"] for one in drained.json["machines"]}["t2"] == "draining"
 
@@ -317,7 +317,7 @@ def test_one_black_hole_does_not_slow_the_others() -> None:
     """A machine that takes requests and answers none would hold up those on healthy machines."""
 
     async def scenario() -> None:
-        async with Rig((("p1", "prompt"), ("p2", "prompt"), ("t", "token"))) as rig:
+        async with Rig((("p1", "prefill"), ("p2", "prefill"), ("t", "decode"))) as rig:
             rig.workers["p1"].hold("prompt")
             calls = [rig.complete() for _ in range(12)]
             await settle()

@@ -13,7 +13,7 @@ from phasesplit.gateway.stages import intervals
 from phasesplit.gateway.states import State
 
 UNSPLIT = (("u1", "unsplit"), ("u2", "unsplit"), ("u3", "unsplit"))
-THRICE = (("p1", "prompt"), ("p2", "prompt"), ("t1", "token"), ("t2", "token"), ("t3", "token"))
+THRICE = (("p1", "prefill"), ("p2", "prefill"), ("t1", "decode"), ("t2", "decode"), ("t3", "decode"))
 
 
 def speaks(text: str) -> Any:
@@ -346,7 +346,7 @@ def test_stages_of_an_output_that_went_on_before_its_kv_had_arrived() -> None:
             assert [record[f"{name}_s"] for name in ("prompt_started", "first_token", "kv_ready")] == [0.0, 1.0, None]
             assert (record["second_token_s"], record["longest_gap_s"]) == (2.5, 1.5)
             found = intervals(record)
-            assert found == {"queue": (0.0, 0.0), "prompt": (0.0, 1.0), "decode": (2.5, record["last_token_s"])}
+            assert found == {"queue": (0.0, 0.0), "prefill": (0.0, 1.0), "decode": (2.5, record["last_token_s"])}
 
     play(scenario())
 
@@ -423,7 +423,7 @@ def test_a_machine_that_is_lost_while_it_drains_costs_a_pause(order: str) -> Non
                 if order == "drain":
                     dispatcher.drain(name, now_s)
                 else:
-                    dispatcher.set_home(name, "prompt", 1, now_s)
+                    dispatcher.set_home(name, "prefill", 1, now_s)
             rig.workers[pair.token].die()
             await settle()
             for worker in rig.workers.values():

@@ -49,33 +49,33 @@ def view_of(dispatcher: Dispatcher, name: str, now_s: float = 0.0) -> MachineVie
 
 def test_pair_holds_blocks_on_both_sides_until_each_is_done() -> None:
     """KV would be booked on one side only, or stay booked after it has left."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     pair = opened(dispatcher)
-    assert (pair.prompt, pair.token, pair.same) == ("prompt0", "token1", False)
-    assert blocks(dispatcher) == {"prompt0": 7, "token1": 8}
+    assert (pair.prompt, pair.token, pair.same) == ("prefill0", "decode1", False)
+    assert blocks(dispatcher) == {"prefill0": 7, "decode1": 8}
     assert dispatcher.prompt_started("r.1", 0.1)
     assert dispatcher.first_token("r.1", 0.2)
-    assert blocks(dispatcher) == {"prompt0": 7, "token1": 8}
+    assert blocks(dispatcher) == {"prefill0": 7, "decode1": 8}
     assert dispatcher.kv_ready("r.1", 0.3)
-    assert blocks(dispatcher) == {"prompt0": 0, "token1": 8}
+    assert blocks(dispatcher) == {"prefill0": 0, "decode1": 8}
     assert dispatcher.ended("r.1", Reason.COMPLETED, 0.9, 28)
-    assert blocks(dispatcher) == {"prompt0": 0, "token1": 0}
+    assert blocks(dispatcher) == {"prefill0": 0, "decode1": 0}
     assert dispatcher.leases.ended == {Reason.COMPLETED: 2}
 
 
 def test_kv_that_overtakes_the_first_token_is_remembered() -> None:
     """The prompt machine's blocks would be given back while it still computes, or never."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher)
     assert dispatcher.kv_ready("r.1", 0.1)
-    assert blocks(dispatcher) == {"prompt0": 7, "token1": 8}
+    assert blocks(dispatcher) == {"prefill0": 7, "decode1": 8}
     assert dispatcher.first_token("r.1", 0.2)
-    assert blocks(dispatcher) == {"prompt0": 0, "token1": 8}
+    assert blocks(dispatcher) == {"prefill0": 0, "decode1": 8}
 
 
 def test_word_that_comes_twice_or_late_changes_nothing() -> None:
     """A crossing or repeated report would free what another request holds by now."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher)
     opened(dispatcher, "other.1")
     for told in (dispatcher.prompt_started, dispatcher.first_token, dispatcher.kv_ready):
@@ -84,7 +84,7 @@ def test_word_that_comes_twice_or_late_changes_nothing() -> None:
     assert not any(
         told("r.1", 0.4) for told in (dispatcher.prompt_started, dispatcher.first_token, dispatcher.kv_ready)
     )
-    assert blocks(dispatcher) == {"prompt0": 7, "token1": 8}
+    assert blocks(dispatcher) == {"prefill0": 7, "decode1": 8}
     assert dispatcher.leases.late == 0
 
 
@@ -102,62 +102,62 @@ def test_one_machine_for_both_phases_holds_one_lease() -> None:
 
 def test_lost_machine_costs_only_the_requests_that_need_it() -> None:
     """A request whose KV has left a dead machine would be computed again, or one that needs it wait for ever."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     for number in range(3):
         opened(dispatcher, f"r{number}.1")
     for key in ("r0.1", "r1.1"):
         dispatcher.first_token(key, 0.1)
     dispatcher.kv_ready("r0.1", 0.2)
-    assert dispatcher.lost("prompt0", 0.3) == (Lost("r1.1", "prompt"), Lost("r2.1", "prompt"))
-    assert dispatcher.lost("prompt0", 0.3) == ()
-    assert blocks(dispatcher) == {"prompt0": 0, "token1": 8}
-    assert dispatcher.lost("token1", 0.4) == (Lost("r0.1", "token"),)
-    assert blocks(dispatcher) == {"prompt0": 0, "token1": 0}
+    assert dispatcher.lost("prefill0", 0.3) == (Lost("r1.1", "prompt"), Lost("r2.1", "prompt"))
+    assert dispatcher.lost("prefill0", 0.3) == ()
+    assert blocks(dispatcher) == {"prefill0": 0, "decode1": 8}
+    assert dispatcher.lost("decode1", 0.4) == (Lost("r0.1", "token"),)
+    assert blocks(dispatcher) == {"prefill0": 0, "decode1": 0}
     assert dispatcher.leases.late == 0
     assert not dispatcher.ended("r0.1", Reason.WORKER_LOST, 0.5)
 
 
 def test_restarted_machine_joins_with_a_higher_epoch_only() -> None:
     """A message of a life that is over would bring its machine back, or a restart leave requests waiting for it."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher)
     for epoch in (0, 1):
         with pytest.raises(RequestError, match=f"epoch {epoch} is not above 1") as refused:
-            dispatcher.join("token1", epoch, "token", 1_000, 1.0)
+            dispatcher.join("decode1", epoch, "decode", 1_000, 1.0)
         assert refused.value.status == 409
-    assert dispatcher.join("token1", 2, "token", 500, 1.0) == (Lost("r.1", "token"),)
-    assert dispatcher.heartbeat("token1", 1, ["r.1"], 1.0) == frozenset()
-    assert view_of(dispatcher, "token1").epoch == 2
+    assert dispatcher.join("decode1", 2, "decode", 500, 1.0) == (Lost("r.1", "token"),)
+    assert dispatcher.heartbeat("decode1", 1, ["r.1"], 1.0) == frozenset()
+    assert view_of(dispatcher, "decode1").epoch == 2
     assert opened(dispatcher, "r.2", 1.1).token_epoch == 2
 
 
 def test_machine_given_up_too_early_may_come_back() -> None:
     """A machine behind a broken connection would have to be restarted to serve again."""
-    dispatcher = cluster_of("prompt", "token")
-    dispatcher.lost("token1", 1.0)
-    assert dispatcher.join("token1", 1, "token", 1_000, 2.0) == ()
-    assert view_of(dispatcher, "token1").state == "serving"
+    dispatcher = cluster_of("prefill", "decode")
+    dispatcher.lost("decode1", 1.0)
+    assert dispatcher.join("decode1", 1, "decode", 1_000, 2.0) == ()
+    assert view_of(dispatcher, "decode1").state == "serving"
 
 
-@pytest.mark.parametrize(("home", "capacity_blocks"), [("prefill", 100), ("token", 0)])
+@pytest.mark.parametrize(("home", "capacity_blocks"), [("prefill", 100), ("decode", 0)])
 def test_machine_that_makes_no_sense_is_refused(home: str, capacity_blocks: int) -> None:
     """A wrong role or an empty memory would be found at the first request."""
-    dispatcher = cluster_of("prompt")
+    dispatcher = cluster_of("prefill")
     with pytest.raises(RequestError):
         dispatcher.join("new", 1, home, capacity_blocks, 0.0)
-    assert [view.name for view in dispatcher.pools(0.0)] == ["prompt0"]
+    assert [view.name for view in dispatcher.pools(0.0)] == ["prefill0"]
 
 
 def test_places_are_bounded_and_taken_over_from_the_gone() -> None:
     """Machines with ever new names would fill the ledger, though few of them live."""
-    dispatcher = cluster_of("prompt", "token", "token", "token")
+    dispatcher = cluster_of("prefill", "decode", "decode", "decode")
     with pytest.raises(RequestError, match="more than 4 machines"):
-        dispatcher.join("new", 1, "token", 1_000, 1.0)
+        dispatcher.join("new", 1, "decode", 1_000, 1.0)
     opened(dispatcher)
     dispatcher.first_token("r.1", 0.1)
     dispatcher.kv_ready("r.1", 0.2)
-    dispatcher.lost("prompt0", 1.0)
-    dispatcher.join("new", 1, "prompt", 1_000, 1.0)
+    dispatcher.lost("prefill0", 1.0)
+    dispatcher.join("new", 1, "prefill", 1_000, 1.0)
     assert opened(dispatcher, "s.1", 1.1).prompt == "new"
     assert dispatcher.ended("r.1", Reason.COMPLETED, 2.0)
     assert blocks(dispatcher)["new"] == 7
@@ -166,38 +166,38 @@ def test_places_are_bounded_and_taken_over_from_the_gone() -> None:
 def test_new_home_waits_until_the_machine_is_empty() -> None:
     """A machine would change its role under the requests it has, or never."""
     moves: list[Move] = []
-    dispatcher = cluster_of("prompt", "prompt", "token", moves=moves)
-    assert opened(dispatcher).prompt == "prompt0"
-    dispatcher.set_home("prompt0", "token", 1, 0.1)
-    view = view_of(dispatcher, "prompt0")
-    assert (view.state, view.next_home, dispatcher.is_drained("prompt0")) == ("draining", "token", False)
-    assert opened(dispatcher, "s.1", 0.2).prompt == "prompt1"
+    dispatcher = cluster_of("prefill", "prefill", "decode", moves=moves)
+    assert opened(dispatcher).prompt == "prefill0"
+    dispatcher.set_home("prefill0", "decode", 1, 0.1)
+    view = view_of(dispatcher, "prefill0")
+    assert (view.state, view.next_home, dispatcher.is_drained("prefill0")) == ("draining", "decode", False)
+    assert opened(dispatcher, "s.1", 0.2).prompt == "prefill1"
     dispatcher.first_token("r.1", 0.3)
     dispatcher.kv_ready("r.1", 0.4)
     assert dispatcher.tick(0.5) == ()
-    view = view_of(dispatcher, "prompt0")
-    assert (view.state, view.home, view.pool, view.next_home) == ("serving", "token", "token", None)
-    assert moves[-1] == Move("prompt0", 1, 4, "token", "token")
+    view = view_of(dispatcher, "prefill0")
+    assert (view.state, view.home, view.pool, view.next_home) == ("serving", "decode", "decode", None)
+    assert moves[-1] == Move("prefill0", 1, 4, "decode", "decode")
 
 
 def test_orders_out_of_date_are_refused() -> None:
     """An order given for an earlier life of a machine would change what a person has not looked at."""
-    dispatcher = cluster_of("prompt", "token")
-    dispatcher.join("token1", 5, "token", 1_000, 1.0)
+    dispatcher = cluster_of("prefill", "decode")
+    dispatcher.join("decode1", 5, "decode", 1_000, 1.0)
     for name, home, epoch, status in [
-        ("token1", "mixed", 1, 409),
+        ("decode1", "mixed", 1, 409),
         ("nobody", "mixed", 1, 404),
-        ("token1", "x", 5, 400),
+        ("decode1", "x", 5, 400),
     ]:
         with pytest.raises(RequestError) as refused:
             dispatcher.set_home(name, home, epoch, 1.0)
         assert refused.value.status == status
-    assert view_of(dispatcher, "token1").home == "token"
+    assert view_of(dispatcher, "decode1").home == "decode"
 
 
 def test_draining_machine_finishes_what_it_has() -> None:
     """A machine to be stopped would lose requests, or get new ones."""
-    dispatcher = cluster_of("prompt", "token", "token")
+    dispatcher = cluster_of("prefill", "decode", "decode")
     first = opened(dispatcher)
     dispatcher.drain(first.token, 0.1)
     second = opened(dispatcher, "s.1", 0.2)
@@ -212,40 +212,40 @@ def test_draining_machine_finishes_what_it_has() -> None:
 
 def test_retry_avoids_the_machines_that_failed_it() -> None:
     """A request would spend its attempts on one broken machine."""
-    dispatcher = cluster_of("prompt", "prompt", "token")
+    dispatcher = cluster_of("prefill", "prefill", "decode")
     first = opened(dispatcher)
     dispatcher.ended("r.1", Reason.WORKER_LOST, 0.1)
     for attempt in range(2, 6):
         again = opened(dispatcher, f"r.{attempt}", 0.1, avoid=(first.prompt,), is_retry=True)
         assert again.prompt != first.prompt
     assert view_of(dispatcher, first.prompt).state == "serving"
-    everywhere = opened(dispatcher, "r.9", 0.2, avoid=("prompt0", "prompt1", "token2", "unknown"), is_retry=True)
-    assert {everywhere.prompt, everywhere.token} <= {"prompt0", "prompt1", "token2"}
+    everywhere = opened(dispatcher, "r.9", 0.2, avoid=("prefill0", "prefill1", "decode2", "unknown"), is_retry=True)
+    assert {everywhere.prompt, everywhere.token} <= {"prefill0", "prefill1", "decode2"}
     opened(dispatcher, "r.10", 0.3, is_retry=True)  # the machine that failed it is gone: nobody to avoid
     assert dispatcher.counts["retried"] == 6
 
 
 def test_paced_single_requests_spread() -> None:
     """Where every request finds all machines idle, all would go to one."""
-    dispatcher = cluster_of("prompt", "prompt", "token", "token")
+    dispatcher = cluster_of("prefill", "prefill", "decode", "decode")
     used: Counter[str] = Counter()
     for number in range(20):
         pair = opened(dispatcher, f"r{number}.1", float(number))
         used.update((pair.prompt, pair.token))
         dispatcher.ended(pair.key, Reason.COMPLETED, number + 0.5)
-    assert used == dict.fromkeys(("prompt0", "prompt1", "token2", "token3"), 10)
+    assert used == dict.fromkeys(("prefill0", "prefill1", "decode2", "decode3"), 10)
 
 
 def test_too_long_says_by_how_much_and_follows_the_machines() -> None:
     """A client could not tell how much shorter its prompt must be, or a small machine's limit would outlive it."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     found = dispatcher.open("r.1", 15_950, 60, 0.0)
     assert isinstance(found, TooLong)
     assert "15950 prompt tokens and up to 60 output tokens" in found.reason
     assert "the 15999 tokens that the smallest machine holds" in found.reason
     assert dispatcher.most_tokens == 15_999
     opened(dispatcher, "r.2", prompt=15_939)
-    dispatcher.join("small", 1, "token", 10, 0.0)
+    dispatcher.join("small", 1, "decode", 10, 0.0)
     assert dispatcher.most_tokens == 159
     assert isinstance(dispatcher.open("r.3", 100, 60, 0.0), TooLong)
     dispatcher.lost("small", 0.1)
@@ -259,17 +259,17 @@ def test_without_machines_there_is_no_capacity() -> None:
     dispatcher = cluster_of()
     assert isinstance(dispatcher.open("r.1", 1, 1, 0.0), NoCapacity)
     assert (dispatcher.most_tokens, dispatcher.degraded) == (0, ("no machine serves",))
-    half = cluster_of("prompt", rules=Rules(elastic=False))
+    half = cluster_of("prefill", rules=Rules(elastic=False))
     found = half.open("r.1", 1, 1, 0.0)
     assert isinstance(found, NoCapacity)
-    assert "no token machine serves" in found.reason
-    half.join("token1", 1, "token", 1_000, 0.0)
+    assert "no decode machine serves" in found.reason
+    half.join("decode1", 1, "decode", 1_000, 0.0)
     opened(half)
 
 
 def test_backlog_turns_away_before_prompts_wait_too_long() -> None:
     """Clients would wait in a queue that nobody can serve within their patience."""
-    dispatcher = cluster_of("prompt", "token", rules=Rules(elastic=False))
+    dispatcher = cluster_of("prefill", "decode", rules=Rules(elastic=False))
     for number in range(3):
         opened(dispatcher, f"r{number}.1", prompt=6_000)
     by_tokens = dispatcher.open("s.1", 6_000, 60, 0.0)
@@ -292,7 +292,7 @@ def test_backlog_turns_away_before_prompts_wait_too_long() -> None:
 
 def test_single_long_prompt_is_let_through() -> None:
     """A prompt above the bound on the backlog could never be served, though the cluster idles."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher, prompt=15_900)
     dispatcher.ended("r.1", Reason.COMPLETED, 1.0)
     assert dispatcher.pending_prompt_tokens == 0
@@ -301,9 +301,9 @@ def test_single_long_prompt_is_let_through() -> None:
 def test_static_pools_do_not_spill() -> None:
     """An overloaded prompt pool would wreck the token machines' time between tokens though elasticity is off."""
     moves: list[Move] = []
-    dispatcher = cluster_of("prompt", "token", rules=Rules(elastic=False, spill_tokens=0), moves=moves)
+    dispatcher = cluster_of("prefill", "decode", rules=Rules(elastic=False, spill_tokens=0), moves=moves)
     for number in range(100):
-        assert opened(dispatcher, f"r{number}.1", prompt=100).prompt == "prompt0"
+        assert opened(dispatcher, f"r{number}.1", prompt=100).prompt == "prefill0"
     assert isinstance(dispatcher.open("s.1", 15_000, 60, 0.0), NoCapacity)
     assert len(moves) == 2
 
@@ -311,13 +311,13 @@ def test_static_pools_do_not_spill() -> None:
 def test_machine_that_helps_out_is_told_and_told_to_go_home() -> None:
     """A worker would not know its role, or stay in it when the load has gone."""
     moves: list[Move] = []
-    dispatcher = cluster_of("prompt", "token", rules=Rules(spill_tokens=150), moves=moves)
+    dispatcher = cluster_of("prefill", "decode", rules=Rules(spill_tokens=150), moves=moves)
     opened(dispatcher, "r0.1")
-    assert opened(dispatcher, "r1.1").prompt == "token1"
-    assert moves[-1] == Move("token1", 1, 3, "mixed", "token")
-    assert view_of(dispatcher, "token1").pool == "mixed"
+    assert opened(dispatcher, "r1.1").prompt == "decode1"
+    assert moves[-1] == Move("decode1", 1, 3, "mixed", "decode")
+    assert view_of(dispatcher, "decode1").pool == "mixed"
     dispatcher.first_token("r1.1", 0.5)
-    assert moves[-1] == Move("token1", 1, 4, "token", "token")
+    assert moves[-1] == Move("decode1", 1, 4, "decode", "decode")
     assert dispatcher.moves() == {"prompt_to_mixed": 0, "token_to_mixed": 1, "returns": 1, "repurposed": 0}
 
 
@@ -325,24 +325,24 @@ def test_machine_long_in_the_mixed_pool_changes_its_home() -> None:
     """A token machine that does prompts all the time would keep counting as one that is away."""
     moves: list[Move] = []
     rules = Rules(spill_tokens=150, repurpose_after_s=10.0)
-    dispatcher = cluster_of("prompt", "token", "token", rules=rules, moves=moves)
+    dispatcher = cluster_of("prefill", "decode", "decode", rules=rules, moves=moves)
     opened(dispatcher, "r0.1")
     helping = opened(dispatcher, "r1.1").prompt
     assert dispatcher.tick(9.9) == ()
-    assert view_of(dispatcher, helping).home == "token"
+    assert view_of(dispatcher, helping).home == "decode"
     dispatcher.tick(10.0)
-    assert (moves[-1].name, moves[-1].pool, moves[-1].home) == (helping, "prompt", "prompt")
-    assert view_of(dispatcher, helping).home == "prompt"
+    assert (moves[-1].name, moves[-1].pool, moves[-1].home) == (helping, "prefill", "prefill")
+    assert view_of(dispatcher, helping).home == "prefill"
     assert dispatcher.moves()["repurposed"] == 1
 
 
 def test_degraded_cluster_says_so_and_counts() -> None:
     """All prompts would run on the token machines and nobody know."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher, "r0.1")
     assert (dispatcher.degraded, dispatcher.counts["degraded"]) == ((), 0)
-    dispatcher.lost("prompt0", 1.0)
-    assert dispatcher.degraded == ("no prompt machine serves: others do its work",)
+    dispatcher.lost("prefill0", 1.0)
+    assert dispatcher.degraded == ("no prefill machine serves: others do its work",)
     assert opened(dispatcher, "r1.1", 1.0).same
     assert dispatcher.counts["degraded"] == 1
     assert cluster_of("unsplit").degraded == cluster_of("mixed").degraded == ()
@@ -350,32 +350,32 @@ def test_degraded_cluster_says_so_and_counts() -> None:
 
 def test_failing_machine_is_left_alone_then_tried_once() -> None:
     """One broken machine would be picked again and again, or get all requests at once when it is tried."""
-    dispatcher = cluster_of("prompt", "prompt", "token")
-    dispatcher.failed("prompt0", 0.0)
-    assert view_of(dispatcher, "prompt0").state == "serving"
-    dispatcher.failed("prompt0", 0.0)
-    assert view_of(dispatcher, "prompt0").state == "broken"
-    assert {opened(dispatcher, f"r{n}.1", 0.1).prompt for n in range(4)} == {"prompt1"}
+    dispatcher = cluster_of("prefill", "prefill", "decode")
+    dispatcher.failed("prefill0", 0.0)
+    assert view_of(dispatcher, "prefill0").state == "serving"
+    dispatcher.failed("prefill0", 0.0)
+    assert view_of(dispatcher, "prefill0").state == "broken"
+    assert {opened(dispatcher, f"r{n}.1", 0.1).prompt for n in range(4)} == {"prefill1"}
     dispatcher.tick(0.9)
-    assert view_of(dispatcher, "prompt0", 0.9).state == "broken"
+    assert view_of(dispatcher, "prefill0", 0.9).state == "broken"
     dispatcher.tick(1.0)
-    assert view_of(dispatcher, "prompt0", 1.0).state == "probing"
+    assert view_of(dispatcher, "prefill0", 1.0).state == "probing"
     pairs = [opened(dispatcher, f"s{n}.1", 1.1) for n in range(4)]
-    assert [pair.prompt for pair in pairs].count("prompt0") == 1
-    probe = next(pair.key for pair in pairs if pair.prompt == "prompt0")
-    dispatcher.failed("prompt0", 1.2)
+    assert [pair.prompt for pair in pairs].count("prefill0") == 1
+    probe = next(pair.key for pair in pairs if pair.prompt == "prefill0")
+    dispatcher.failed("prefill0", 1.2)
     dispatcher.ended(probe, Reason.WORKER_LOST, 1.2)
     dispatcher.tick(3.1)
-    assert view_of(dispatcher, "prompt0", 3.1).state == "broken"
+    assert view_of(dispatcher, "prefill0", 3.1).state == "broken"
     dispatcher.tick(3.2)
-    assert view_of(dispatcher, "prompt0", 3.2).state == "probing"
-    assert opened(dispatcher, "t0.1", 3.3).prompt == "prompt0"
+    assert view_of(dispatcher, "prefill0", 3.2).state == "probing"
+    assert opened(dispatcher, "t0.1", 3.3).prompt == "prefill0"
     dispatcher.ended("t0.1", Reason.CLIENT_GONE, 3.4)
-    assert opened(dispatcher, "t1.1", 3.5).prompt == "prompt0"
-    assert opened(dispatcher, "t2.1", 3.5).prompt == "prompt1"
+    assert opened(dispatcher, "t1.1", 3.5).prompt == "prefill0"
+    assert opened(dispatcher, "t2.1", 3.5).prompt == "prefill1"
     dispatcher.first_token("t1.1", 3.6)
-    assert view_of(dispatcher, "prompt0", 3.6)[4:5] == ("serving",)
-    assert view_of(dispatcher, "prompt0", 3.6).failures == 0
+    assert view_of(dispatcher, "prefill0", 3.6)[4:5] == ("serving",)
+    assert view_of(dispatcher, "prefill0", 3.6).failures == 0
 
 
 def test_broken_cluster_says_when_to_come_back() -> None:
@@ -393,22 +393,22 @@ def test_broken_cluster_says_when_to_come_back() -> None:
 
 def test_heartbeats_keep_leases_and_find_strangers() -> None:
     """A request in a long queue would lose its blocks, or a machine keep KV for ever that nobody owns."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher)
-    assert dispatcher.heartbeat("prompt0", 1, ["r.1", "gone.1"], 20.0) == frozenset()
-    assert dispatcher.heartbeat("prompt0", 1, ["r.1", "gone.1", "new.1"], 21.0) == {"gone.1"}
-    assert dispatcher.heartbeat("token1", 1, ["r.1"], 20.0) == frozenset()
-    assert view_of(dispatcher, "prompt0").heard_s == 21.0
+    assert dispatcher.heartbeat("prefill0", 1, ["r.1", "gone.1"], 20.0) == frozenset()
+    assert dispatcher.heartbeat("prefill0", 1, ["r.1", "gone.1", "new.1"], 21.0) == {"gone.1"}
+    assert dispatcher.heartbeat("decode1", 1, ["r.1"], 20.0) == frozenset()
+    assert view_of(dispatcher, "prefill0").heard_s == 21.0
     assert dispatcher.tick(49.0) == ()
     assert dispatcher.tick(50.0) == (Lost("r.1", "token"),)
-    assert blocks(dispatcher) == {"prompt0": 0, "token1": 0}
+    assert blocks(dispatcher) == {"prefill0": 0, "decode1": 0}
     assert (dispatcher.leases.ended, dispatcher.leases.late) == ({Reason.EXPIRED: 2}, 0)
     assert dispatcher.heartbeat("nobody", 1, ["r.1"], 50.0) == frozenset()
 
 
 def test_both_leases_of_a_request_may_expire_together() -> None:
     """The second would be released twice, or the request reported twice."""
-    dispatcher = cluster_of("prompt", "token")
+    dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher)
     assert dispatcher.tick(30.0) == (Lost("r.1", "prompt"),)
     assert (len(dispatcher.leases), dispatcher.leases.late, dispatcher.live) == (0, 0, 0)
@@ -451,7 +451,7 @@ def test_rules_of_no_live_cluster_are_refused() -> None:
 
 def test_facts_are_those_of_the_last_life() -> None:
     """A restarted machine would be reached at its old address."""
-    dispatcher = cluster_of("prompt")
-    dispatcher.join("w", 1, "token", 10, 0.0, {"url": "a"})
-    dispatcher.join("w", 2, "token", 10, 1.0, {"url": "b"})
+    dispatcher = cluster_of("prefill")
+    dispatcher.join("w", 1, "decode", 10, 0.0, {"url": "a"})
+    dispatcher.join("w", 2, "decode", 10, 1.0, {"url": "b"})
     assert (dispatcher.facts("w"), dispatcher.facts("nobody")) == ({"url": "b"}, {})

@@ -97,7 +97,7 @@ async def cut(rig: Rig, call: Call, place: int) -> Call:
     return await call.answer()
 
 
-@pytest.mark.parametrize("pools", [(*SPLIT, ("t2", "token")), (("u", "unsplit"), ("u2", "unsplit"))])
+@pytest.mark.parametrize("pools", [(*SPLIT, ("t2", "decode")), (("u", "unsplit"), ("u2", "unsplit"))])
 @pytest.mark.parametrize("seed", range(25))
 def test_answers_of_lost_machines_equal_undisturbed_ones(pools: Any, seed: int) -> None:
     """Some combination of fields would show where one machine was lost and another went on."""

@@ -197,7 +197,7 @@ def test_silent_machines_are_given_up() -> None:
 
     async def scenario() -> None:
         async with client_of(machine, Patience(order_s=0.02)) as worker:
-            for call in (worker.role(1, "token"), worker.facts(), worker.abort("a.1", "x")):
+            for call in (worker.role(1, "decode"), worker.facts(), worker.abort("a.1", "x")):
                 with pytest.raises(LegError):
                     await call
 

@@ -9,7 +9,7 @@ from phasesplit.gateway.leases import Lease, Leases, Purpose, Reason
 
 
 def reserve(leases: Leases, machine: str = "p", request: str = "r", *, blocks: int = 3, end: float = 10.0) -> Lease:
-    return leases.reserve(machine, request, blocks, Purpose.PROMPT, now_s=0.0, deadline_s=end)
+    return leases.reserve(machine, request, blocks, Purpose.PREFILL, now_s=0.0, deadline_s=end)
 
 
 def test_release_counts_once() -> None:
@@ -74,7 +74,7 @@ def test_lease_of_nothing_is_refused(blocks: int, end: float) -> None:
 def test_listing_shows_owner_purpose_and_time_left() -> None:
     """A person who looks for leaked KV could not see whose it is."""
     leases = Leases()
-    leases.reserve("t", "r1", 7, Purpose.TOKEN, now_s=1.0, deadline_s=4.0)
+    leases.reserve("t", "r1", 7, Purpose.DECODE, now_s=1.0, deadline_s=4.0)
     assert leases.listed(2.5) == [
         {"lease": 1, "machine": "t", "request": "r1", "purpose": "token", "blocks": 7, "age_s": 1.5, "left_s": 1.5}
     ]

@@ -65,7 +65,7 @@ def test_counts_of_a_day() -> None:
         }  # fmt: skip
         assert values["phasesplit_output_tokens_total"] == {(): 3}
         assert values["phasesplit_ttft_seconds_sum"] == {(): 0.25}
-        assert (values["phasesplit_tbt_seconds_sum"], values["phasesplit_tbt_seconds_count"]) == ({(): 1.0}, {(): 2})
+        assert (values["phasesplit_itl_seconds_sum"], values["phasesplit_itl_seconds_count"]) == ({(): 1.0}, {(): 2})
         assert values["phasesplit_stage_seconds_sum"]["decode",] == 0.5
         assert values["phasesplit_kv_leases_ended_total"]["completed",] == 2
 
@@ -84,10 +84,10 @@ def test_gauges_show_what_is_held_and_return_to_zero() -> None:
             values = shown((await rig.call("/metrics").answer()).body.decode())
             assert values["phasesplit_live_requests"]["prefilling",] == 1
             blocks = values["phasesplit_kv_lease_blocks"]
-            assert blocks["p", "prompt"] > 0
-            assert blocks["t", "token"] > 0
+            assert blocks["p", "prefill"] > 0
+            assert blocks["t", "decode"] > 0
             sizes = values["phasesplit_kv_lease_bytes"]
-            assert sizes["p", "prompt"] == blocks["p", "prompt"] * 2 * 2 * 3 * 8 * 4 * 16
+            assert sizes["p", "prefill"] == blocks["p", "prefill"] * 2 * 2 * 3 * 8 * 4 * 16
             rig.workers["p"].go("prompt")
             await call.answer()
             values = shown((await rig.call("/metrics").answer()).body.decode())

@@ -219,8 +219,8 @@ def test_retry_waits_for_a_machine_to_come_back() -> None:
             await settle()
             assert call.status is None
             assert rig.gateway.in_flight.queued == 1
-            await rig.join("p", "prompt", epoch=2)
-            await rig.join("t", "token", epoch=2)
+            await rig.join("p", "prefill", epoch=2)
+            await rig.join("t", "decode", epoch=2)
             await settle()
             await call.answer()
             assert (call.status, call.json["choices"][0]["text"]) == (200, "fghi")
@@ -265,7 +265,7 @@ def test_queue_is_oldest_first() -> None:
             calls[1].leave()
             await settle()
             assert waiting(rig) == ["a", "ccc", "dddd"]
-            await rig.join("p", "prompt", epoch=2)
+            await rig.join("p", "prefill", epoch=2)
             await settle()
             assert waiting(rig) == []
             served = rig.workers["p"].seen  # of its new life

@@ -363,8 +363,8 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def holds_what_its_state_says(self) -> None:
         state = self.driver.progress.state
-        held = {Purpose.PROMPT} if state in HOLDS_PROMPT else set()
-        assert set(self.driver.held) == (held | {Purpose.TOKEN} if state in HOLDS_TOKEN else held)
+        held = {Purpose.PREFILL} if state in HOLDS_PROMPT else set()
+        assert set(self.driver.held) == (held | {Purpose.DECODE} if state in HOLDS_TOKEN else held)
 
     @invariant()
     def attempts_are_bounded(self) -> None:

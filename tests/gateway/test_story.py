@@ -48,7 +48,7 @@ def test_a_lost_machine_is_told_with_its_reason() -> None:
             for name in (call.json["id"], call.headers["x-request-id"], choice.name):
                 page = (await rig.call(f"/debug/requests/{name}").answer()).json
                 assert told(page, "event", "state")[-1] == ("last_token", "done"), rig.story()
-                assert ("token", 3) in told(page, "event", "count"), rig.story()
+                assert ("decode", 3) in told(page, "event", "count"), rig.story()
 
     play(scenario())
 

@@ -92,7 +92,7 @@ def assert_equal_to_file(result: Result, path: Path) -> None:
     found = result.columns
     assert found is not None
     assert result.statuses["completed"] == expected["ttft_times"].size
-    overhead_s = found["transfer_exposed_s"] + found["token_queue_s"]
+    overhead_s = found["transfer_exposed_s"] + found["decode_queue_s"]
     for times_s, column in [
         (found["ttft_s"], "ttft_times"),
         (found["e2e_s"], "response_times"),
@@ -100,8 +100,8 @@ def assert_equal_to_file(result: Result, path: Path) -> None:
         (overhead_s, "nth_token_overheads"),
     ]:
         assert np.abs(times_s - expected[column]).max() < TOLERANCE_S, column
-    for column in ("prompt_instance", "token_instance"):
-        assert (found[column] == expected[column]).all(), column
+    for ours, column in (("prefill_machine", "prompt_instance"), ("decode_machine", "token_instance")):
+        assert (found[ours] == expected[column]).all(), column
 
 
 @pytest.mark.parametrize("name", TWO_MINUTES)

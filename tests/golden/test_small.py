@@ -46,8 +46,14 @@ def test_kernel_gives_the_golden_run_request_by_request(name: str) -> None:
     result = simulate(cluster, trace, Rules.as_published())
     assert result.statuses["completed"] == len(trace)
     assert result.columns is not None
-    overhead_s = result.columns["transfer_exposed_s"] + result.columns["token_queue_s"]
-    for column, found in {**result.columns, "second_token_overhead_s": overhead_s}.items():
+    overhead_s = result.columns["transfer_exposed_s"] + result.columns["decode_queue_s"]
+    published = {
+        "second_token_overhead_s": overhead_s,
+        "prompt_instance": result.columns["prefill_machine"],
+        "token_instance": result.columns["decode_machine"],
+    }
+    assert set(published) <= set(expected)
+    for column, found in {**result.columns, **published}.items():
         if column in expected:
             assert found == pytest.approx(expected[column], rel=0, abs=TOLERANCE_S), column
     wanted = counts(name)

@@ -30,8 +30,8 @@ from phasesplit.simulation.run import simulate
 def record(**changes: Any) -> dict[str, Any]:
     """A request that spent 1, 2, 3, 4 and 5 s in the stages."""
     return {
-        "outcome": "completed", "output_tokens": 6, "prompt_tokens": 9, "prompt_machine": "prompt-0",
-        "token_machine": "token-0", "prompt_started_s": 1.0, "first_token_s": 3.0, "kv_ready_s": 6.0,
+        "outcome": "completed", "output_tokens": 6, "prompt_tokens": 9, "prompt_machine": "prefill-0",
+        "token_machine": "decode-0", "prompt_started_s": 1.0, "first_token_s": 3.0, "kv_ready_s": 6.0,
         "second_token_s": 10.0, "last_token_s": 15.0, "attempts": 1, **changes,
     }  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_measured_stages_lie_between_the_reported_instants() -> None:
         {"prompt_started_s": None},
         {"output_tokens": 1, "second_token_s": None, "kv_ready_s": None, "last_token_s": 3.0},
         {"output_tokens": 2, "last_token_s": 10.0},
-        {"token_machine": "prompt-0"},
+        {"token_machine": "prefill-0"},
     ],
 )
 def test_measured_stages_add_up_to_what_the_client_saw(changes: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def test_the_first_token_is_never_moved_by_late_reports() -> None:
 
 def test_one_machine_for_both_phases_has_no_transfer() -> None:
     """An unsplit cluster would show a transfer that nobody made."""
-    found = stages_of(15.0, token_machine="prompt-0", kv_ready_s=None)
+    found = stages_of(15.0, token_machine="prefill-0", kv_ready_s=None)
     assert (found[TRANSFER], found[WAIT]) == (0.0, 7.0)
 
 
@@ -110,14 +110,14 @@ def test_a_simulated_request_alone_waits_for_one_iteration() -> None:
     """`wait` would mean another thing in the simulation (idle) than in the cluster (until the second token)."""
     columns = {
         "output_tokens": np.array([5]), "queue_s": np.array([0.0]), "ttft_s": np.array([1.0]),
-        "transfer_exposed_s": np.array([0.5]), "token_queue_s": np.array([0.25]), "e2e_s": np.array([5.75]),
+        "transfer_exposed_s": np.array([0.5]), "decode_queue_s": np.array([0.25]), "e2e_s": np.array([5.75]),
     }  # fmt: skip
     found = simulated_stages(columns, {})
     assert [float(found[name][0]) for name in STAGES] == [0.0, 1.0, 0.5, 1.25, 3.0, 0.0]
 
 
 def side(
-    stages_s: Mapping[str, float], *, pairs: list[tuple[str, str] | None] | None = None, tbt_s: float = 0.1
+    stages_s: Mapping[str, float], *, pairs: list[tuple[str, str] | None] | None = None, itl_s: float = 0.1
 ) -> Side:
     """Four equal requests, the last of which may have failed."""
     each = {name: np.full(4, stages_s.get(name, 0.0)) for name in STAGES}
@@ -125,12 +125,12 @@ def side(
     return Side(
         ttft_s=np.sum([each[name] for name in FIRST], axis=0),
         e2e_s=e2e_s,
-        tbt=Exact(np.full(8, tbt_s)),
+        itl=Exact(np.full(8, itl_s)),
         stages_s=each,
-        pairs=pairs or [("prompt-0", "token-0")] * 4,
+        pairs=pairs or [("prefill-0", "decode-0")] * 4,
         wall_s=10.0,
         output_tokens=20,
-        busy={"prompt-0": 0.5, "prompt-1": 0.0, "token-0": 0.5},
+        busy={"prefill-0": 0.5, "prefill-1": 0.0, "decode-0": 0.5},
         moves={"returns": 0},
     )
 
@@ -154,10 +154,10 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     """A prediction twice too long would be called 50 % off."""
     figure = Figure(name="x", unit="s", predicted=2.0, measured=1.0, goal=0.2)
     assert (figure.error, figure.is_met) == (1.0, False)
-    latencies = {one.name: one for one in compare(side({PROMPT: 1.0}), side({PROMPT: 1.04}, tbt_s=0.2)).latencies}
+    latencies = {one.name: one for one in compare(side({PROMPT: 1.0}), side({PROMPT: 1.04}, itl_s=0.2)).latencies}
     assert latencies["TTFT p50"].is_met
-    assert latencies["TBT p99"].error == -0.5
-    assert not latencies["TBT p99"].is_met
+    assert latencies["ITL p99"].error == -0.5
+    assert not latencies["ITL p99"].is_met
 
 
 def test_requests_that_failed_on_one_side_are_compared_on_neither() -> None:
@@ -172,7 +172,7 @@ def test_requests_that_failed_on_one_side_are_compared_on_neither() -> None:
 
 def test_misplaced_requests_are_listed_with_both_pairs() -> None:
     """A wrong placement would go unseen, or a failed request count as one."""
-    usual, other = ("prompt-0", "token-0"), ("prompt-1", "token-0")
+    usual, other = ("prefill-0", "decode-0"), ("prefill-1", "decode-0")
     predicted = side({PROMPT: 1.0}, pairs=[usual, usual, usual, usual])
     measured = side({PROMPT: 1.0}, pairs=[usual, other, None, usual])
     assert [(one.row, one.predicted, one.measured) for one in compare(predicted, measured).misplaced] == [
@@ -184,8 +184,8 @@ def test_moves_are_counted_by_kind_from_a_line_on() -> None:
     """Moves of the warm-up would count, or a change of home be taken for a return."""
     lines: list[dict[str, Any]] = [
         {"kind": "phasesplit decisions"},
-        {"call": "enlist", "args": ["prompt-0", 0, 0, 9], "moved": [[0, 0, 0]]},
-        {"call": "enlist", "args": ["token-0", 1, 1, 9], "moved": [[1, 1, 1]]},
+        {"call": "enlist", "args": ["prefill-0", 0, 0, 9], "moved": [[0, 0, 0]]},
+        {"call": "enlist", "args": ["decode-0", 1, 1, 9], "moved": [[1, 1, 1]]},
         {"call": "place", "args": [], "moved": [[1, 2, 1]]},
         {"call": "look_home", "args": [1, 0.0], "moved": [[1, 1, 1]]},
         {"call": "place", "args": [], "moved": [[0, 2, 0]]},
@@ -209,8 +209,8 @@ def test_machines_that_are_alike_are_compared_under_the_names_that_fit() -> None
 
 def test_machines_of_another_home_keep_their_names() -> None:
     """A prompt that went to a token machine would look as predicted."""
-    usual, spilled = ("prompt-0", "token-0"), ("token-0", "token-0")
-    names = {"prompt-0": 0.1, "token-0": 0.2}
+    usual, spilled = ("prefill-0", "decode-0"), ("decode-0", "decode-0")
+    names = {"prefill-0": 0.1, "decode-0": 0.2}
     predicted = replace(side({}, pairs=[usual] * 4), busy=names)
     measured = replace(side({}, pairs=[spilled] * 4), busy=names)
     assert len(compare(predicted, measured).misplaced) == 4

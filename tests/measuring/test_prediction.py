@@ -63,7 +63,7 @@ def trace_of(*requests: tuple[float, int, int]) -> Trace:
     return Trace.from_columns("made up", np.array(arrivals), np.array(prompts, np.int32), np.array(outputs, np.int32))
 
 
-SPLIT = {"prompt": 1, "token": 1}
+SPLIT = {"prefill": 1, "decode": 1}
 
 
 def test_the_twin_has_the_blocks_that_a_worker_makes_of_the_same_memory(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_the_twin_has_the_blocks_that_a_worker_makes_of_the_same_memory(tmp_path
 
 def test_another_capacity_is_refused_before_anything_is_compared() -> None:
     """Latencies would be compared of which one side waits for memory."""
-    live = Live(facts={"prompt-0": {"capacity_blocks": 100}, "token-0": {"capacity_blocks": 90}})
-    with pytest.raises(SpecError, match="token-0 has 90 blocks, the simulation 100"):
+    live = Live(facts={"prefill-0": {"capacity_blocks": 100}, "decode-0": {"capacity_blocks": 90}})
+    with pytest.raises(SpecError, match="decode-0 has 90 blocks, the simulation 100"):
         check_kv(100, live)
-    live.facts["token-0"] = {"capacity_blocks": 100}
-    assert check_kv(100, live) == {"prompt-0": 100, "token-0": 100}
+    live.facts["decode-0"] = {"capacity_blocks": 100}
+    assert check_kv(100, live) == {"prefill-0": 100, "decode-0": 100}
 
 
 def test_a_request_alone_takes_what_the_profile_says(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_request_alone_takes_what_the_profile_says(tmp_path: Path) -> None:
     longer = cluster.predict(trace_of((0.0, 100, 5)), added).side
     assert longer.ttft_s[0] - plain.ttft_s[0] == pytest.approx(0.008)
     assert longer.e2e_s[0] - plain.e2e_s[0] == pytest.approx(0.007 + 5 * 0.001, rel=1e-3)
-    assert plain.pairs == [("prompt-0", "token-0")]
+    assert plain.pairs == [("prefill-0", "decode-0")]
 
 
 def test_workers_with_half_a_core_are_predicted_to_take_twice_as_long(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def idle_run(times_s: dict[str, float], batch_s: float) -> Run:
         started_s, first_s = times_s["queue"], times_s["queue"] + times_s["prompt"]
         last_s = first_s + 15 * step_s
         records.append({
-            "outcome": "completed", "prompt_machine": "prompt-0", "token_machine": "token-0", "attempts": 1,
+            "outcome": "completed", "prompt_machine": "prefill-0", "token_machine": "decode-0", "attempts": 1,
             "prompt_started_s": started_s, "first_token_s": first_s, "kv_ready_s": first_s,
             "second_token_s": first_s + step_s, "last_token_s": last_s, "output_tokens": 16,
         })  # fmt: skip

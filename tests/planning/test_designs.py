@@ -47,8 +47,8 @@ def test_variants_change_one_machine_at_a_time() -> None:
     """If wrong, a power cap is tried on both pools only, or never."""
     base = design(TWO, Kind.ELASTIC, [0, 0])
     assert [one.slots for one in variants_of(TWO, base)] == [
-        ((Role.PROMPT, 2), (Role.TOKEN, 0)),
-        ((Role.PROMPT, 0), (Role.TOKEN, 2)),
+        ((Role.PREFILL, 2), (Role.DECODE, 0)),
+        ((Role.PREFILL, 0), (Role.DECODE, 2)),
     ]
     assert variants_of(TWO, design(TWO, Kind.CHUNKED, [1])) == []
 
@@ -56,7 +56,7 @@ def test_variants_change_one_machine_at_a_time() -> None:
 def test_divisions_give_each_type_every_role() -> None:
     """If wrong, some way to use one's machines is never looked at."""
     split = next(one for one in divisions_of(TWO) if one.kind == Kind.STATIC)
-    assert split.slots == ((Role.PROMPT, 0), (Role.PROMPT, 1), (Role.TOKEN, 0), (Role.TOKEN, 1))
+    assert split.slots == ((Role.PREFILL, 0), (Role.PREFILL, 1), (Role.DECODE, 0), (Role.DECODE, 1))
     unsplit = next(one for one in divisions_of(TWO) if one.kind == Kind.CHUNKED)
     assert unsplit.slots == ((Role.UNSPLIT, 0), (Role.UNSPLIT, 1))
 
@@ -83,8 +83,8 @@ def test_a_cluster_has_the_pools_that_have_machines() -> None:
     split = next(one for one in divisions_of(TWO) if one.kind == Kind.ELASTIC)
     cluster = cluster_for(TWO, split, (2, 0, 0, 1), Variation(link=0.5))
     assert [(pool.role, pool.count, pool.machine.name) for pool in cluster.pools] == [
-        (Role.PROMPT, 2, "h"),
-        (Role.TOKEN, 1, "a"),
+        (Role.PREFILL, 2, "h"),
+        (Role.DECODE, 1, "a"),
     ]
     assert {pool.machine.nic_bytes_per_s for pool in cluster.pools} == {TWO.offers[0].machine.nic_bytes_per_s / 2}
     assert [pool.machine.link for pool in cluster.pools] == [replace(LINK, bytes_per_s=5e8), None]

@@ -25,7 +25,7 @@ from planning.problems import burst, offer, problem
 
 HOUR_S = 3_600.0
 DIVIDED = Design(
-    Kind.STATIC, ((Role.PROMPT, 0), (Role.PROMPT, 1), (Role.TOKEN, 0), (Role.TOKEN, 1)), "split, static: both"
+    Kind.STATIC, ((Role.PREFILL, 0), (Role.PREFILL, 1), (Role.DECODE, 0), (Role.DECODE, 1)), "split, static: both"
 )
 
 

@@ -105,7 +105,7 @@ def test_no_request_is_faster_than_alone_on_the_best_machine() -> None:
         result = simulated(made, chosen, counts)
         if result.statuses["completed"] < result.requests or result.counts["preemptions"]:
             return
-        names = ("ttft_s", "tbt_mean_s", "tbt_max_s", "e2e_s", "ttft_slowdown", "tbt_slowdown", "e2e_slowdown")
+        names = ("ttft_s", "itl_mean_s", "itl_max_s", "e2e_s", "ttft_slowdown", "itl_slowdown", "e2e_slowdown")
         limits = []
         for name in names:
             values = np.sort(result.metrics[name].curve(10_000)[0])
@@ -161,7 +161,7 @@ def test_one_machine_of_the_named_pool_takes_its_wall_away() -> None:
     rate = floors.rate_per_s(static, (1, 1)) * 1.5
     wall = floors.wall(static, (1, 1), rate)
     assert wall is not None
-    assert wall.where == "the prompt machines"
+    assert wall.where == "the prefill machines"
     assert floors.wall(static, (2, 1), rate) is None
     assert floors.wall(static, (1, 2), rate) is not None
 
@@ -235,10 +235,10 @@ def test_machines_of_two_types_are_not_taken_for_worse_than_they_are_together() 
 
 def test_a_limit_below_an_idle_machine_is_refused_by_name() -> None:
     """If wrong, a plan simulates ever larger clusters for a limit that none can keep, or refuses one that some can."""
-    made = problem(offer(token_s=0.1), slo=Slo("tight", (Limit("ttft_s", 99.0, 10.0), Limit("tbt_mean_s", 50.0, 0.05))))
+    made = problem(offer(token_s=0.1), slo=Slo("tight", (Limit("ttft_s", 99.0, 10.0), Limit("itl_mean_s", 50.0, 0.05))))
     wall = Floors(made).idle_wall(design(made, Kind.CHUNKED, [0]))
     assert wall is not None
-    assert "TBT mean p50" in wall.resource
+    assert "ITL mean p50" in wall.resource
     assert wall.share == pytest.approx(2.0)
     assert Floors(made, Variation(tightness=2.1)).idle_wall(design(made, Kind.CHUNKED, [0])) is None
 
@@ -246,7 +246,7 @@ def test_a_limit_below_an_idle_machine_is_refused_by_name() -> None:
 def test_an_elastic_design_may_use_either_machine_and_a_static_one_may_not() -> None:
     """If wrong, a static design is spared for machines it does not use, or an elastic one refused."""
     made = problem(
-        offer("slow", token_s=0.2), offer("fast", token_s=0.01), slo=Slo("tight", (Limit("tbt_mean_s", 90.0, 0.05),))
+        offer("slow", token_s=0.2), offer("fast", token_s=0.01), slo=Slo("tight", (Limit("itl_mean_s", 90.0, 0.05),))
     )
     floors = Floors(made)
     assert floors.idle_wall(design(made, Kind.STATIC, [1, 0])) is not None

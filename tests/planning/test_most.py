@@ -102,7 +102,7 @@ def test_machines_that_exist_are_divided_as_well_as_can_be(existing: tuple[int, 
             for count, (_, number) in zip(cell, chosen.slots, strict=True):
                 used[number] += count
             roles = {role for (role, _), count in zip(chosen.slots, cell, strict=True) if count}
-            if tuple(used) == there and roles in ({Role.UNSPLIT}, {Role.PROMPT, Role.TOKEN}):
+            if tuple(used) == there and roles in ({Role.UNSPLIT}, {Role.PREFILL, Role.DECODE}):
                 cells.append(cell)
         assert sorted(divisions(made, chosen)) == sorted(cells)
         stretch = stretched(made, chosen)

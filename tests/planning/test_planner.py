@@ -20,7 +20,7 @@ from phasesplit.planning.problem import AS_ASKED, Problem
 from phasesplit.planning.sensitivity import FACTORS, Axis, bent
 from planning.problems import Answering, offer, problem, workload
 
-SMOOTH = Slo("smooth", (Limit("ttft_s", 90.0, 2.0), Limit("tbt_max_s", 90.0, 0.15)))
+SMOOTH = Slo("smooth", (Limit("ttft_s", 90.0, 2.0), Limit("itl_max_s", 90.0, 0.15)))
 """No token may wait long for the next, so prompts beside them hurt."""
 
 

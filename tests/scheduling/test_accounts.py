@@ -48,7 +48,7 @@ def test_blocks_are_rounded_up(tokens: int, block_tokens: int, blocks: int) -> N
 
 def test_split_request_is_booked_on_both_machines_and_leaves_nothing() -> None:
     """A phase's work or memory would be booked on the wrong machine, or stay booked after it is done."""
-    ledger = ledger_of("prompt", "token", rules=Rules(block_tokens=1))
+    ledger = ledger_of("prefill", "decode", rules=Rules(block_tokens=1))
     slot = booked(ledger, written(ledger, 100, 10), 0, 1)
     assert accounts(ledger, 0) == [1, 0, 100, 0, 101, 0]
     assert accounts(ledger, 1) == [0, 1, 1, 10, 110, 0]
@@ -94,7 +94,7 @@ def test_lost_cache_makes_the_prompt_and_its_output_pending_again() -> None:
 
 def test_expectation_is_used_and_not_the_true_output() -> None:
     """A rule would see the future: the true output length of a request."""
-    ledger = ledger_of("prompt", "token", rules=Rules(block_tokens=1))
+    ledger = ledger_of("prefill", "decode", rules=Rules(block_tokens=1))
     slot = written(ledger, 100, 10)
     ledger.requests["output_tokens"][slot] = 5_000
     assert expected_blocks(ledger, slot) == 110
@@ -104,7 +104,7 @@ def test_expectation_is_used_and_not_the_true_output() -> None:
 
 def test_published_rules_commit_the_true_output() -> None:
     """The published rules would reserve KV(prompt + 1) + KV(output - 1) by an expectation."""
-    ledger = ledger_of("prompt", "token", rules=Rules.as_published())
+    ledger = ledger_of("prefill", "decode", rules=Rules.as_published())
     slot = written(ledger, 100, 10)
     ledger.requests["expected_tokens"][slot] = 77
     assert expected_blocks(ledger, slot) == 110

@@ -345,7 +345,7 @@ CLUSTER_CALLS = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(
     calls=st.lists(CLUSTER_CALLS, max_size=60),
-    homes=st.sampled_from([("prompt", "token"), ("prompt", "prompt", "token", "token"), ("unsplit", "unsplit")]),
+    homes=st.sampled_from([("prefill", "decode"), ("prefill", "prefill", "decode", "decode"), ("unsplit", "unsplit")]),
 )
 def test_a_clusters_accounts_agree_in_any_order(calls: list[tuple[str | int, ...]], homes: tuple[str, ...]) -> None:
     """A request that ends anywhere, or a machine that dies, would leave load behind that is not there."""
@@ -361,7 +361,7 @@ def test_a_clusters_accounts_agree_in_any_order(calls: list[tuple[str | int, ...
 
 def test_a_prompt_begins_once() -> None:
     """A late or repeated message would move the instant at which a prompt began."""
-    cluster = Cluster("prompt", "token")
+    cluster = Cluster("prefill", "decode")
     cluster.open(10, 5)
     (slot,) = cluster.live
     live_cluster.begin_prompt(cluster.ledger, slot, 1.0)

@@ -25,7 +25,7 @@ def with_load(ledger: Ledger, machine: int, **accounts: int) -> None:
 def test_round_robin_takes_turns_in_pool_order() -> None:
     """Round robin would skip a machine, or take the turns of the two phases from each other."""
     rules = Rules(prompt_placement=Placement.ROUND_ROBIN, token_placement=Placement.ROUND_ROBIN)
-    ledger = ledger_of("prompt", "prompt", "prompt", "token", "token", rules=rules)
+    ledger = ledger_of("prefill", "prefill", "prefill", "decode", "decode", rules=rules)
     assert [placed(ledger, 10) for _ in range(6)] == [(0, 3), (1, 4), (2, 3), (0, 4), (1, 3), (2, 4)]
 
 
@@ -66,7 +66,7 @@ def test_shortest_queue_is_by_the_load_of_the_rule(rule: Placement, chosen: int)
 )
 def test_token_side_has_its_own_rule_and_load(rule: Placement, chosen: int) -> None:
     """The token phase would follow the prompt side's rule, or its tokens be those of prompts."""
-    ledger = ledger_of("prompt", "token", "token", "token", rules=Rules(token_placement=rule))
+    ledger = ledger_of("prefill", "decode", "decode", "decode", rules=Rules(token_placement=rule))
     with_load(ledger, 1, token_requests=1, pending_output_tokens=900, committed_blocks=900)
     with_load(ledger, 2, token_requests=5, pending_output_tokens=100, committed_blocks=900)
     with_load(ledger, 3, token_requests=5, pending_output_tokens=900, committed_blocks=100)
@@ -86,7 +86,7 @@ def test_idle_machines_share_paced_requests() -> None:
 
 def test_published_ties_go_to_the_first_in_the_pool() -> None:
     """The published rules would break ties otherwise than by the order of the list."""
-    ledger = ledger_of("prompt", "prompt", "token", "token", rules=Rules.as_published())
+    ledger = ledger_of("prefill", "prefill", "decode", "decode", rules=Rules.as_published())
     assert placed(ledger, 10) == (0, 2)
     assert placed(ledger, 10) == (1, 3)
 
@@ -98,7 +98,7 @@ def busy_prompt(ledger: Ledger, machine: int, tokens: int = 8_000) -> None:
 
 def test_full_prompt_queue_spills_to_the_mixed_pool() -> None:
     """A prompt would wait behind a full queue although a mixed machine is there."""
-    ledger = ledger_of("prompt", "token", "mixed")
+    ledger = ledger_of("prefill", "decode", "mixed")
     busy_prompt(ledger, 0)
     assert placed(ledger, 300) == (2, 1)
     assert ledger.counters["token_to_mixed"][0] == 0
@@ -107,7 +107,7 @@ def test_full_prompt_queue_spills_to_the_mixed_pool() -> None:
 @pytest.mark.parametrize(("prompt_tokens", "chosen"), [(192, 0), (193, 1)])
 def test_full_prompt_queue_spills_to_a_token_machine(prompt_tokens: int, chosen: int) -> None:
     """The limit of the queue (8,192 tokens with the new prompt) would be another, or the token machine not move."""
-    ledger = ledger_of("prompt", "token", "token")
+    ledger = ledger_of("prefill", "decode", "decode")
     booked(ledger, slot := written(ledger, 8_000), 0, 2)
     ledger.lists[0, 0, 1] = 1
     ledger.lists[0, 0, 2] = 2 * slot
@@ -120,7 +120,7 @@ def test_full_prompt_queue_spills_to_a_token_machine(prompt_tokens: int, chosen:
 
 def test_prompt_machine_without_a_queue_takes_any_prompt() -> None:
     """A long prompt would be sent to the other pool although a prompt machine is about to be free."""
-    ledger = ledger_of("prompt", "token")
+    ledger = ledger_of("prefill", "decode")
     with_load(ledger, 0, pending_tokens=8_000)
     assert placed(ledger, 5_000) == (0, 1)
 
@@ -128,7 +128,7 @@ def test_prompt_machine_without_a_queue_takes_any_prompt() -> None:
 @pytest.mark.parametrize(("committed", "chosen"), [(990, 1), (991, 0)])
 def test_full_token_memory_spills_to_a_prompt_machine(committed: int, chosen: int) -> None:
     """Committed KV above a token machine's memory would not send the token phase elsewhere, or do so too early."""
-    ledger = ledger_of("prompt", "token", rules=Rules(block_tokens=1), capacity_blocks=1_100)
+    ledger = ledger_of("prefill", "decode", rules=Rules(block_tokens=1), capacity_blocks=1_100)
     with_load(ledger, 1, committed_blocks=committed)
     assert placed(ledger, 100, 10) == (0, chosen)
     assert pool_machines(ledger, MIXED) == ([] if chosen else [0])
@@ -137,7 +137,7 @@ def test_full_token_memory_spills_to_a_prompt_machine(committed: int, chosen: in
 
 def test_mixed_machine_takes_token_phases_before_a_prompt_machine_moves() -> None:
     """A prompt machine would leave its pool although a mixed machine has room."""
-    ledger = ledger_of("prompt", "token", "mixed", rules=Rules(block_tokens=1), capacity_blocks=1_100)
+    ledger = ledger_of("prefill", "decode", "mixed", rules=Rules(block_tokens=1), capacity_blocks=1_100)
     with_load(ledger, 1, committed_blocks=1_100)
     assert placed(ledger, 100, 10) == (0, 2)
 
@@ -155,7 +155,7 @@ STATIC = Rules(elastic=False, block_tokens=1)
 
 def test_static_pools_queue_prompts_where_there_is_least_to_do() -> None:
     """A machine would change its pool although pools are static, or a prompt queue at the fuller machine."""
-    ledger = ledger_of("prompt", "prompt", "token", "mixed", rules=STATIC)
+    ledger = ledger_of("prefill", "prefill", "decode", "mixed", rules=STATIC)
     for machine, tokens in ((0, 8_500), (1, 8_400), (3, 9_000)):
         busy_prompt(ledger, machine, tokens)
     assert placed(ledger, 300) == (1, 2)
@@ -164,7 +164,7 @@ def test_static_pools_queue_prompts_where_there_is_least_to_do() -> None:
 
 def test_static_pools_use_the_mixed_pool_first() -> None:
     """A dedicated mixed machine would be idle while the other two pools have queues."""
-    ledger = ledger_of("prompt", "token", "mixed", rules=STATIC, capacity_blocks=10_000)
+    ledger = ledger_of("prefill", "decode", "mixed", rules=STATIC, capacity_blocks=10_000)
     busy_prompt(ledger, 0)
     with_load(ledger, 1, committed_blocks=9_990)
     assert placed(ledger, 300) == (2, 2)
@@ -172,7 +172,7 @@ def test_static_pools_use_the_mixed_pool_first() -> None:
 
 def test_static_pools_queue_tokens_where_least_is_committed() -> None:
     """A token phase would go to a machine of the prompt pool, or not to the least loaded one of the others."""
-    ledger = ledger_of("prompt", "token", "token", "mixed", rules=STATIC, capacity_blocks=1_100)
+    ledger = ledger_of("prefill", "decode", "decode", "mixed", rules=STATIC, capacity_blocks=1_100)
     for machine, committed in ((1, 1_099), (2, 1_098), (3, 1_098)):
         with_load(ledger, machine, committed_blocks=committed)
     assert placed(ledger, 100, 10) == (0, 2)
@@ -189,7 +189,7 @@ def test_unsplit_machine_takes_what_comes() -> None:
 @pytest.mark.parametrize(("prompt_tokens", "verdict"), [(89, PLACED), (90, TOO_LONG)])
 def test_request_longer_than_a_machine_is_refused(prompt_tokens: int, verdict: int) -> None:
     """A request would be accepted that no machine can finish, or one be refused that just fits."""
-    ledger = ledger_of("prompt", "token", rules=Rules(block_tokens=1), capacity_blocks=100)
+    ledger = ledger_of("prefill", "decode", rules=Rules(block_tokens=1), capacity_blocks=100)
     slot = written(ledger, prompt_tokens, 10)
     assert place(ledger, slot, 0.0) == verdict
     assert ledger.machines["pending_tokens"].sum() == 0
@@ -197,7 +197,7 @@ def test_request_longer_than_a_machine_is_refused(prompt_tokens: int, verdict: i
 
 def test_custom_rule_is_asked_and_then_obeyed() -> None:
     """A custom rule's choice would be ignored, or used for the next request too."""
-    ledger = ledger_of("prompt", "token", "token", rules=Rules(prompt_placement=Placement.CUSTOM))
+    ledger = ledger_of("prefill", "decode", "decode", rules=Rules(prompt_placement=Placement.CUSTOM))
     slot = written(ledger, 10)
     assert place(ledger, slot, 0.0) == UNDECIDED
     ledger.counters["chosen_prompt"], ledger.counters["chosen_token"] = 2, 1
@@ -208,7 +208,7 @@ def test_custom_rule_is_asked_and_then_obeyed() -> None:
 
 def test_moving_machines_stay_in_one_pool_under_load() -> None:
     """A machine would be lost, or stand in two pools, when many requests spill over."""
-    ledger = ledger_of("prompt", "prompt", "token", "token", "token", slots=512, capacity_blocks=500)
+    ledger = ledger_of("prefill", "prefill", "decode", "decode", "decode", slots=512, capacity_blocks=500)
     for number in range(300):
         slot = written(ledger, 900, 50)
         assert place(ledger, slot, float(number)) == PLACED

@@ -14,7 +14,7 @@ LONG_S = 1_000.0
 
 def test_machines_open_in_the_pools_of_their_homes() -> None:
     """A machine would begin in no pool or a wrong one."""
-    ledger = ledger_of("prompt", "token", "mixed", "prompt")
+    ledger = ledger_of("prefill", "decode", "mixed", "prefill")
     check_pools(ledger)
     check_loads(ledger)
     assert [pool_machines(ledger, pool) for pool in (PROMPT, TOKEN, MIXED)] == [[0, 3], [1], [2]]
@@ -22,7 +22,7 @@ def test_machines_open_in_the_pools_of_their_homes() -> None:
 
 def test_leaving_keeps_the_order_of_the_others() -> None:
     """Round robin and the published ties would look at the machines of a pool in another order."""
-    ledger = ledger_of("prompt", "prompt", "prompt", "prompt")
+    ledger = ledger_of("prefill", "prefill", "prefill", "prefill")
     leave(ledger, 1)
     assert pool_machines(ledger, PROMPT) == [0, 2, 3]
     enter(ledger, 1, PROMPT)
@@ -48,7 +48,7 @@ def test_spilling_keeps_the_home(home: str, count: str) -> None:
 
 def test_token_machine_goes_home_when_its_prompts_are_done() -> None:
     """A token machine would wait for its own token work before it goes home, or leave with prompts to do."""
-    ledger = ledger_of("prompt", "token", "token")
+    ledger = ledger_of("prefill", "decode", "decode")
     spill_into_mixed(ledger, 1, 0.0)
     booked(ledger, written(ledger, 100), 1, 1)
     assert not return_home(ledger, 1, 0.1)
@@ -60,7 +60,7 @@ def test_token_machine_goes_home_when_its_prompts_are_done() -> None:
 
 def test_prompt_machine_goes_home_when_its_token_phases_are_done() -> None:
     """A prompt machine would leave the mixed pool with token phases, or KV on the way, that it still has to serve."""
-    ledger = ledger_of("prompt", "prompt", "token")
+    ledger = ledger_of("prefill", "prefill", "decode")
     spill_into_mixed(ledger, 1, 0.0)
     booked(ledger, written(ledger, 100), 0, 1)
     assert not return_home(ledger, 1, 0.1)
@@ -72,7 +72,7 @@ def test_prompt_machine_goes_home_when_its_token_phases_are_done() -> None:
 
 def test_published_machine_goes_home_only_when_idle() -> None:
     """The published rules would let a machine leave the mixed pool while a request is present."""
-    ledger = ledger_of("prompt", "token", "token", rules=Rules.as_published())
+    ledger = ledger_of("prefill", "decode", "decode", rules=Rules.as_published())
     spill_into_mixed(ledger, 1, 0.0)
     slot = written(ledger, 100)
     push(ledger.lists[PRESENT, 1], slot)
@@ -84,7 +84,7 @@ def test_published_machine_goes_home_only_when_idle() -> None:
 @pytest.mark.parametrize("machine", [0, 2])
 def test_machines_that_are_at_home_stay(machine: int) -> None:
     """A machine in its own pool, or one whose home is the mixed pool, would be moved."""
-    ledger = ledger_of("prompt", "token", "mixed")
+    ledger = ledger_of("prefill", "decode", "mixed")
     pool = int(ledger.machines["pool"][machine])
     assert not return_home(ledger, machine, LONG_S)
     assert ledger.machines["pool"][machine] == pool
@@ -93,7 +93,7 @@ def test_machines_that_are_at_home_stay(machine: int) -> None:
 @pytest.mark.parametrize("now_s", [9.999, 10.0])
 def test_long_mixed_machine_changes_its_home(now_s: float) -> None:
     """A machine that has long done the other phase's work would stay mixed, or change at once."""
-    ledger = ledger_of("prompt", "token", "token", rules=Rules(repurpose_after_s=10.0))
+    ledger = ledger_of("prefill", "decode", "decode", rules=Rules(repurpose_after_s=10.0))
     spill_into_mixed(ledger, 1, 0.0)
     booked(ledger, written(ledger, 100), 1, 2)
     assert return_home(ledger, 1, now_s) == (now_s >= 10.0)
@@ -106,7 +106,7 @@ def test_long_mixed_machine_changes_its_home(now_s: float) -> None:
 
 def test_last_machine_of_a_home_is_not_repurposed() -> None:
     """A phase would be left without any machine of its own."""
-    ledger = ledger_of("prompt", "token", rules=Rules(repurpose_after_s=10.0))
+    ledger = ledger_of("prefill", "decode", rules=Rules(repurpose_after_s=10.0))
     spill_into_mixed(ledger, 1, 0.0)
     booked(ledger, written(ledger, 100), 1, 0)
     assert not return_home(ledger, 1, LONG_S)

@@ -22,8 +22,8 @@ HEADER_S = 1.0
 FILE = f"""\
 model: tiny
 pools:
-  - {{role: prompt, count: 1, machine: embedded}}
-  - {{role: token, count: 1, machine: embedded}}
+  - {{role: prefill, count: 1, machine: embedded}}
+  - {{role: decode, count: 1, machine: embedded}}
 serve:
   limits: {{header_s: {HEADER_S}, body_bytes: 1000000}}
 """

@@ -65,10 +65,10 @@ def test_models_have_names_that_clients_can_ask_for(model: str, name: str) -> No
 
 def test_what_is_printed_can_be_pasted() -> None:
     """The first thing that a newcomer copies would not work."""
-    facts = {"home": "prompt", "memory_bytes": 1e8, "capacity_blocks": 10, "layout": {"block_tokens": 32},
+    facts = {"home": "prefill", "memory_bytes": 1e8, "capacity_blocks": 10, "layout": {"block_tokens": 32},
              "address": {"unix": "x"}, "link": "1 GB/s"}  # fmt: skip
-    worker = {"name": "prompt-0", "pid": 7, "announcement": facts}
-    token = {"name": "token-0", "pid": 8, "announcement": facts | {"home": "token"}}
+    worker = {"name": "prefill-0", "pid": 7, "announcement": facts}
+    token = {"name": "decode-0", "pid": 8, "announcement": facts | {"home": "decode"}}
     ready = Ready(url="http://127.0.0.1:1", model="m", needs_key=True, took_s=1.0, workers=[worker, token])
     text = ready.text()
     assert "320 tokens    shared memory: 1 GB/s" in text
@@ -81,5 +81,5 @@ def test_what_is_printed_can_be_pasted() -> None:
 
 def test_a_cluster_without_one_of_the_phases_says_so_at_once() -> None:
     """A file that forgot the token pool would look like a split cluster."""
-    ready = Ready(url="u", model="m", needs_key=False, took_s=1.0, workers=[], degraded=["no token machine serves"])
-    assert "! no token machine serves" in ready.text().splitlines()
+    ready = Ready(url="u", model="m", needs_key=False, took_s=1.0, workers=[], degraded=["no decode machine serves"])
+    assert "! no decode machine serves" in ready.text().splitlines()

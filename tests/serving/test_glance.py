@@ -13,9 +13,9 @@ phasesplit_output_tokens_total 100.0
 phasesplit_live_requests{state="queued"} 2.0
 phasesplit_live_requests{state="decoding"} 3.0
 phasesplit_retries_total 1.0
-phasesplit_pool_machines{pool="prompt"} 1.0
+phasesplit_pool_machines{pool="prefill"} 1.0
 phasesplit_pool_moves_total{move="prompt_to_mixed"} 2.0
-phasesplit_machine_pool{machine="p",pool="mixed",home="prompt",epoch="7"} 1.0
+phasesplit_machine_pool{machine="p",pool="mixed",home="prefill",epoch="7"} 1.0
 phasesplit_machine_state{machine="p",state="serving"} 1.0
 phasesplit_machine_waiting_prompts{machine="p"} 5.0
 phasesplit_machine_running_requests{machine="p"} 6.0
@@ -35,7 +35,7 @@ def test_a_machine_has_a_row() -> None:
     """A figure would stand under another one's heading."""
     (row,) = machine_rows(Metrics.from_text(TEXT, 0.0))
     assert dict(zip(MACHINE_COLUMNS, row, strict=True)) == {
-        "machine": "p", "pool": "mixed", "home": "prompt", "state": "serving", "queue": "5", "running": "6",
+        "machine": "p", "pool": "mixed", "home": "prefill", "state": "serving", "queue": "5", "running": "6",
         "KV used": "25 %", "of": "100 blocks", "layerwise": "8", "whole": "9", "sent": "2.5 MB",
     }  # fmt: skip
 
@@ -46,17 +46,17 @@ def test_rates_are_those_between_two_looks() -> None:
     grown = TEXT.replace('"completed"} 4.0', '"completed"} 10.0').replace("tokens_total 100.0", "tokens_total 160.0")
     grown = grown.replace('le="0.2"} 4.0', 'le="0.2"} 6.0').replace('le="+Inf"} 5.0', 'le="+Inf"} 7.0')
     first, live, moves = summary(Metrics.from_text(grown, 12.0), before)
-    assert first == "3.0 requests/s, 30 tokens/s; TTFT p50 <200 ms p99 <200 ms; TBT -"
+    assert first == "3.0 requests/s, 30 tokens/s; TTFT p50 <200 ms p99 <200 ms; ITL -"
     assert live == "now: 2 queued, 0 prefilling, 0 transferring, 0 waiting, 3 decoding"
-    assert moves == "retries 1; moves: 2 prompt to mixed"
+    assert moves == "retries 1; moves: 2 prefill to mixed"
 
 
 def test_machines_stand_in_the_order_of_their_names() -> None:
     """A row would jump with whoever joined last, and machine 10 stand between 1 and 2."""
-    names = ["token-0", "prompt-10", "prompt-2"]
+    names = ["decode-0", "prefill-10", "prefill-2"]
     text = TEXT + "".join(f'phasesplit_machine_pool{{machine="{name}",pool="p",home="p"}} 1.0\n' for name in names)
     rows = machine_rows(Metrics.from_text(text, 0.0))
-    assert [row[0] for row in rows] == ["p", "prompt-2", "prompt-10", "token-0"]
+    assert [row[0] for row in rows] == ["p", "prefill-2", "prefill-10", "decode-0"]
 
 
 def test_what_is_wrong_stands_in_the_summary() -> None:
@@ -70,7 +70,7 @@ def test_what_is_wrong_stands_in_the_summary() -> None:
 
 def test_the_first_look_counts_from_the_start() -> None:
     """The only look of `--once` would show nothing."""
-    assert summary(Metrics.from_text(TEXT, 0.0), None)[0] == "5 requests; TTFT p50 <200 ms p99 >200 ms; TBT -"
+    assert summary(Metrics.from_text(TEXT, 0.0), None)[0] == "5 requests; TTFT p50 <200 ms p99 >200 ms; ITL -"
 
 
 @pytest.mark.parametrize("text", ["", "<html>no</html>", "process_cpu_seconds_total 1.0\n"])

@@ -62,8 +62,8 @@ def test_names_that_are_none_are_refused(command: str, name: str, capsys: pytest
 
 def test_a_worker_without_a_name_gets_one() -> None:
     """Two workers of a host could not join the same gateway."""
-    assert worker_name(None, "token").endswith(f"-token-{os.getpid()}")
-    assert worker_name("gpu-0.rack_7", "token") == "gpu-0.rack_7"
+    assert worker_name(None, "decode").endswith(f"-decode-{os.getpid()}")
+    assert worker_name("gpu-0.rack_7", "decode") == "gpu-0.rack_7"
 
 
 def test_a_long_name_makes_no_long_path(tmp_path: Path) -> None:

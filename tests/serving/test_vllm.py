@@ -32,19 +32,19 @@ def test_answers_are_those_of_vllm_alone(cluster: VllmCluster) -> None:
     for tokens in (1, 40, 127, 128, 129, 700):
         prompt = prompt_of(tokens, tokens)
         split = cluster.complete(prompt, 12)
-        assert split["choices"][0]["text"] == cluster.text(prompt, 12, "token-0"), tokens
+        assert split["choices"][0]["text"] == cluster.text(prompt, 12, "decode-0"), tokens
         assert split["usage"]["completion_tokens"] == 12
 
 
 def test_the_token_machine_fetched_every_prompt(cluster: VllmCluster) -> None:
     """Wrong if prompts are silently computed a second time where tokens are made."""
-    before = cluster.facts("token-0")["transfers"]
+    before = cluster.facts("decode-0")["transfers"]
     lengths = (300, 301, 302)
     for tokens in lengths:
         cluster.text(prompt_of(tokens, 1000 + tokens), 4)
 
     def is_counted() -> bool:
-        now = cluster.facts("token-0")["transfers"]
+        now = cluster.facts("decode-0")["transfers"]
         assert now["missed"] == before["missed"]
         # The last position of each prompt is computed again in order to sample.
         return bool(now["fetched_tokens"] - before["fetched_tokens"] >= sum(lengths) - len(lengths))
@@ -78,9 +78,9 @@ def test_a_killed_prompt_machine_is_invisible(cluster: VllmCluster) -> None:
     is_prefilling = 'phasesplit_live_requests{state="prefilling"}'
     cluster.until(lambda: cluster.counted(is_prefilling) == 1, "the prompt phase does not begin")
     time.sleep(0.5)  # some of its layers have left
-    cluster.kill("prompt-0")
+    cluster.kill("prefill-0")
     asking.join(ANSWER_S)
-    assert answers == [cluster.text(prompt, 8, "token-0")]
+    assert answers == [cluster.text(prompt, 8, "decode-0")]
     assert cluster.counted("phasesplit_retries_total") > before, "it was killed too late"
 
 
@@ -92,7 +92,7 @@ def test_machines_that_differ_are_refused(cluster: VllmCluster, tmp_path: Path) 
     }
     command = [
         sys.executable, "-m", "phasesplit", "vllm-worker", "--join", cluster.url, "--key-file", str(cluster.key_file),
-        "--name", "another", "--home", "token", "--model", cluster.model, "--model-name", cluster.name,
+        "--name", "another", "--home", "decode", "--model", cluster.model, "--model-name", cluster.name,
         "--kv-memory", "300MB",
     ]  # fmt: skip
     started = []
@@ -116,8 +116,8 @@ def test_machines_that_differ_are_refused(cluster: VllmCluster, tmp_path: Path) 
 
 def test_a_killed_prompt_machine_comes_back(cluster: VllmCluster) -> None:
     """Wrong if a cluster shrinks with each crash until nothing is left."""
-    cluster.until(lambda: cluster.machines()["prompt-0"]["state"] == "serving", "it does not come back", START_S)
-    before = cluster.facts("token-0")["transfers"]
+    cluster.until(lambda: cluster.machines()["prefill-0"]["state"] == "serving", "it does not come back", START_S)
+    before = cluster.facts("decode-0")["transfers"]
     prompt = prompt_of(200, 9)
-    assert cluster.text(prompt, 4) == cluster.text(prompt, 4, "token-0")
-    assert cluster.facts("token-0")["transfers"]["missed"] == before["missed"]
+    assert cluster.text(prompt, 4) == cluster.text(prompt, 4, "decode-0")
+    assert cluster.facts("decode-0")["transfers"]["missed"] == before["missed"]

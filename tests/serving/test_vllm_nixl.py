@@ -28,15 +28,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmCluster]:
 
 def test_pulled_prompts_are_answered_right_and_not_computed_again(cluster: VllmCluster) -> None:
     """Wrong if vLLM's own connector, behind our gateway, gives another text or fetches nothing."""
-    before = cluster.facts("token-0")["transfers"]
+    before = cluster.facts("decode-0")["transfers"]
     prompts = [prompt_of(tokens, tokens) for tokens in (1, 31, 32, 33, 300, 700)]
     texts = [cluster.text(prompt, 12) for prompt in prompts]
     lengths = sum(len(prompt) for prompt in prompts)
 
     def since(figure: str) -> int:
-        return int(cluster.facts("token-0")["transfers"][figure] - before[figure])
+        return int(cluster.facts("decode-0")["transfers"][figure] - before[figure])
 
     cluster.until(lambda: since("prompt_tokens") >= lengths, "the prompts are not counted")
     # The last position of a prompt is computed again in order to sample; vLLM counts it on either side.
     assert 0 <= since("prompt_tokens") - since("fetched_tokens") <= len(prompts)
-    assert texts == [cluster.text(prompt, 12, "token-0") for prompt in prompts]
+    assert texts == [cluster.text(prompt, 12, "decode-0") for prompt in prompts]

@@ -21,7 +21,7 @@ CLUSTER = """\
 name: here
 model: {model}
 engine: vllm
-pools: [{{role: prompt, count: 1}}, {{role: token, count: 1}}]
+pools: [{{role: prefill, count: 1}}, {{role: decode, count: 1}}]
 serve:
   kv_memory: 500MB
   stalled: 60 s
@@ -46,11 +46,11 @@ def test_two_vllm_machines_are_profiled_run_and_compared(tmp_path: Path) -> None
     assert profile.kv is not None
     assert profile.kv.bytes_per_token == BYTES_PER_TOKEN
     assert profile.link is not None
-    assert found["kv_blocks"] == {"prompt-0": profile.kv.blocks, "token-0": profile.kv.blocks}
+    assert found["kv_blocks"] == {"prefill-0": profile.kv.blocks, "decode-0": profile.kv.blocks}
     assert (found["compared"], found["errors"]) == (8, {})
     stages = {one["name"]: one["measured"] for one in found["stages"]}
     assert stages["queue"] > 0, "the connector tells when a prompt phase begins"
     assert stages["token phase"] > 0
     busy = {one["name"]: one["measured"] for one in found["totals"] if one["name"].endswith("busy")}
-    assert set(busy) == {"prompt-0 busy", "token-0 busy"}
+    assert set(busy) == {"prefill-0 busy", "decode-0 busy"}
     assert all(0 < share < 1.1 for share in busy.values()), busy

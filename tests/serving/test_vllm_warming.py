@@ -68,7 +68,7 @@ class Server:
 
 
 def settings_for(directory: Path, **changed: Any) -> VllmSettings:
-    given = {"name": "n", "epoch": 1, "home": "prompt", "model": "dir", "models": ("m",), "sockets": str(directory)}
+    given = {"name": "n", "epoch": 1, "home": "prefill", "model": "dir", "models": ("m",), "sockets": str(directory)}
     return VllmSettings(**(given | changed))
 
 
@@ -284,11 +284,11 @@ def test_times_between_those_measured() -> None:
 def test_the_rules_of_a_cluster_reach_its_machines(tmp_path: Path, rules: str, expected: str) -> None:
     """Wrong if `transfer` and `layerwise_from_tokens` mean nothing where vLLM computes."""
     file, around = tmp_path / "cluster.yaml", Surroundings("http://g", tmp_path, "weights", "/run")
-    file.write_text(f"model: ./weights\nengine: vllm\npools: [{{role: prompt, count: 1}}]\nrules: {rules}\n")
-    words = list(worker_commands(load_served_cluster(file), around)["prompt-0"](9))
+    file.write_text(f"model: ./weights\nengine: vllm\npools: [{{role: prefill, count: 1}}]\nrules: {rules}\n")
+    words = list(worker_commands(load_served_cluster(file), around)["prefill-0"](9))
     assert words[words.index("--layerwise-from-tokens") + 1] == expected
-    file.write_text("model: ./weights\nengine: vllm\npools: [{role: prompt, count: 1}]\n")
-    assert "--layerwise-from-tokens" not in worker_commands(load_served_cluster(file), around)["prompt-0"](9)
+    file.write_text("model: ./weights\nengine: vllm\npools: [{role: prefill, count: 1}]\n")
+    assert "--layerwise-from-tokens" not in worker_commands(load_served_cluster(file), around)["prefill-0"](9)
 
 
 def test_a_threshold_of_the_command_line(given: list[VllmSettings], capsys: pytest.CaptureFixture[str]) -> None:

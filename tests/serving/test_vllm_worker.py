@@ -449,16 +449,16 @@ def test_a_cluster_file_starts_vllm(tmp_path: Path) -> None:
     """Wrong if `engine: vllm` in a cluster file starts something else, or its settings get lost on the way."""
     file = tmp_path / "cluster.yaml"
     file.write_text(
-        "model: ./weights\nengine: vllm\npools: [{role: token, count: 2}]\n"
+        "model: ./weights\nengine: vllm\npools: [{role: decode, count: 2}]\n"
         "serve: {vllm: {python: ./venv/bin/python, connector: nixl, arguments: [--dtype, float16]}}\n"
     )
     around = Surroundings("http://g", tmp_path / "weights", "weights", "/run")
-    words = list(worker_commands(load_served_cluster(file), around)["token-1"](9))
+    words = list(worker_commands(load_served_cluster(file), around)["decode-1"](9))
     assert words[3] == "vllm-worker"
     assert words[words.index("--python") + 1] == str(tmp_path / "venv/bin/python")
     assert words[words.index("--connector") + 1] == "nixl"
     assert words[-5:] == ["--epoch", "9", "--", "--dtype", "float16"]
-    file.write_text("engine: llama\npools: [{role: token, count: 1}]\n")
+    file.write_text("engine: llama\npools: [{role: decode, count: 1}]\n")
     with pytest.raises(SpecError, match="engine: got 'llama', allowed is embedded or vllm"):
         load_served_cluster(file)
 
@@ -469,7 +469,7 @@ from phasesplit.serving import vllm_server
 
 async def main():
     vllm_server.command = lambda *given: ["/bin/sh", "-c", "sleep 60 & echo $! >&2; wait"]
-    settings = vllm_server.VllmSettings(name="n", epoch=1, home="token", model="m", models=("m",), sockets="/tmp")
+    settings = vllm_server.VllmSettings(name="n", epoch=1, home="decode", model="m", models=("m",), sockets="/tmp")
     server = vllm_server.VllmServer(settings, "")
     server._is_healthy = lambda session: asyncio.sleep(0.5, True)
     await server.start(None)
@@ -500,7 +500,7 @@ def _is_running(pid: int) -> bool:
 
 def test_the_command_of_vllm() -> None:
     """Wrong if vLLM is started without the connector, or a person's arguments do not win."""
-    given = {"name": "n", "epoch": 3, "home": "token", "model": "dir", "models": ("m",), "sockets": "/run"}
+    given = {"name": "n", "epoch": 3, "home": "decode", "model": "dir", "models": ("m",), "sockets": "/run"}
     words = command(VllmSettings(**given, arguments=("--block-size", "64")), 81, "/run/line")
     transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
     assert transfer["kv_connector_extra_config"]["reports"] == "/run/line"
@@ -516,7 +516,7 @@ def test_the_command_of_vllm() -> None:
 
 def test_vllm_has_a_key_of_its_own() -> None:
     """Wrong if other users of the host may ask vLLM itself, or a key in the user's shell locks its own worker out."""
-    given = {"name": "n", "epoch": 3, "home": "token", "model": "dir", "models": ("m",), "sockets": "/run"}
+    given = {"name": "n", "epoch": 3, "home": "decode", "model": "dir", "models": ("m",), "sockets": "/run"}
     settings = VllmSettings(**given, environment={"VLLM_API_KEY": "the-user's"}, transfer_host="10.0.0.2")
     found = environment(settings, 81, "ours")
     assert found["VLLM_RPC_BASE_PATH"] == settings.sockets, "killed servers would fill the system's temporary directory"
@@ -530,7 +530,7 @@ def test_vllm_has_a_key_of_its_own() -> None:
 def test_long_names_fit(tmp_path: Path) -> None:
     """Wrong if a worker on a host with a long name cannot make its socket."""
     settings = VllmSettings(
-        name="n" * 128, epoch=int(time.time() * 1000), home="token", model="m", models=("m",), sockets=str(tmp_path),
+        name="n" * 128, epoch=int(time.time() * 1000), home="decode", model="m", models=("m",), sockets=str(tmp_path),
         python="/nowhere/python",
     )  # fmt: skip
     place = WorkerPlace(host="127.0.0.1", port=0, gateway=None, join_key=None, key=None, drain_s=1.0)

@@ -47,11 +47,11 @@ def test_split_request_with_a_serialized_transfer() -> None:
     assert column(result, "queue_s") == near(0.0)
     assert column(result, "ttft_s") == near(prompt_s)
     assert column(result, "transfer_exposed_s") == near(transfer_s)
-    assert column(result, "token_queue_s") == near(0.0)
-    assert column(result, "tbt_max_s") == near(transfer_s + 0.1)
+    assert column(result, "decode_queue_s") == near(0.0)
+    assert column(result, "itl_max_s") == near(transfer_s + 0.1)
     assert column(result, "e2e_s") == near(prompt_s + transfer_s + 10 * 0.1)
-    assert column(result, "tbt_mean_s") == near((transfer_s + 1.0) / 10)
-    assert (column(result, "prompt_instance"), column(result, "token_instance")) == ([0], [1])
+    assert column(result, "itl_mean_s") == near((transfer_s + 1.0) / 10)
+    assert (column(result, "prefill_machine"), column(result, "decode_machine")) == ([0], [1])
     assert (result.counts["serialized"], result.counts["layerwise"], result.counts["steps"]) == (1, 0, 2)
     assert result.end_s == pytest.approx(2.0 + prompt_s + transfer_s + 1.0, rel=0, abs=NS)
 
@@ -136,7 +136,7 @@ def test_auto_transfer_follows_the_prompts_length() -> None:
 
 def test_transfers_one_behind_the_other_do_not_share() -> None:
     """A transfer that is over would go on to take its part of the card."""
-    cluster = tiny_cluster(("prompt", 1), ("token", 2))
+    cluster = tiny_cluster(("prefill", 1), ("decode", 2))
     rules = Rules(transfer=Transfer.SERIALIZED, **ROUND_ROBIN)
     result = run(cluster, tiny_trace((0.0, 100, 2), (0.0, 300, 2)), rules)
     assert column(result, "ttft_s") == near(0.1, 0.4)
@@ -147,7 +147,7 @@ def test_transfers_one_behind_the_other_do_not_share() -> None:
 
 def test_transfers_that_begin_together_halve_the_rate_until_the_shorter_is_out() -> None:
     """Two flows on one network card would not share it, or the longer one not get it back."""
-    cluster = tiny_cluster(("prompt", 1), ("token", 2))
+    cluster = tiny_cluster(("prefill", 1), ("decode", 2))
     rules = Rules(transfer=Transfer.SERIALIZED, **ROUND_ROBIN)
     # A first prompt keeps the machine busy, so that the next two are one batch and end together at 0.01 + 0.4.
     result = run(cluster, tiny_trace((0.0, 10, 1), (0.001, 100, 2), (0.002, 300, 2)), rules)
@@ -159,16 +159,16 @@ def test_transfers_that_begin_together_halve_the_rate_until_the_shorter_is_out()
 
 def test_transfers_into_one_machine_share_its_card() -> None:
     """Only the senders' cards would be shared, not the receiver's."""
-    cluster = tiny_cluster(("prompt", 2), ("token", 1))
+    cluster = tiny_cluster(("prefill", 2), ("decode", 1))
     rules = Rules(transfer=Transfer.SERIALIZED, **ROUND_ROBIN)
     result = run(cluster, tiny_trace((0.0, 200, 2), (0.0, 200, 2)), rules)
-    assert column(result, "prompt_instance") == [0, 1]
+    assert column(result, "prefill_machine") == [0, 1]
     assert column(result, "transfer_exposed_s") == near(*[2 * 200 * TOKEN_TRANSFER_S + HANDSHAKE_S] * 2)
 
 
 def test_late_flow_slows_one_that_is_under_way() -> None:
     """A flow's end would stay where it was planned although another has joined its card."""
-    cluster = tiny_cluster(("prompt", 2), ("token", 1))
+    cluster = tiny_cluster(("prefill", 2), ("decode", 1))
     rules = Rules(transfer=Transfer.SERIALIZED, **ROUND_ROBIN)
     # The first is out to a half (100 of 200 tokens) when the second begins; both then go at half rate.
     result = run(cluster, tiny_trace((0.0, 200, 2), (0.0, 300, 2)), rules)
@@ -192,7 +192,7 @@ def test_mixed_iteration_takes_the_longer_of_its_parts() -> None:
     result = run(cluster, tiny_trace((0.0, 100, 4), (0.15, 50, 1), (0.25, 300, 1)), Rules())
     # 0-0.1 prompt; 0.1-0.2 token; 0.2-0.3 token beside 50 prompt tokens (0.051 < 0.1); 0.3-0.601 beside 300.
     assert column(result, "e2e_s") == near(0.601, 0.15, 0.351)
-    assert column(result, "tbt_max_s")[0] == pytest.approx(0.301, rel=0, abs=NS)
+    assert column(result, "itl_max_s")[0] == pytest.approx(0.301, rel=0, abs=NS)
 
 
 def test_context_grows_within_a_step_as_iteration_by_iteration() -> None:
@@ -202,10 +202,10 @@ def test_context_grows_within_a_step_as_iteration_by_iteration() -> None:
     result = run(cluster, tiny_trace((0.0, 300, tokens)), Rules())
     times_s = [0.01 + context_s * (300 + token) for token in range(1, tokens)]
     assert column(result, "e2e_s") == near(0.3 + sum(times_s))
-    assert column(result, "tbt_max_s") == near(times_s[-1])
+    assert column(result, "itl_max_s") == near(times_s[-1])
     assert result.counts["steps"] == 2
     assert result.counts["iterations"] == tokens
-    gaps = result.metrics["tbt_s"]
+    gaps = result.metrics["itl_s"]
     assert gaps.count == tokens - 1
     assert gaps.quantile(0.5) == pytest.approx(float(np.quantile(times_s, 0.5)), rel=0.016)
     assert gaps.mean == pytest.approx(sum(times_s) / len(times_s), rel=0.01)
@@ -236,16 +236,16 @@ def test_arrival_at_the_end_of_a_step_joins_the_next() -> None:
     assert column(result, "queue_s")[2] == 0.0
 
 
-@pytest.mark.parametrize("pools", [(("prompt", 1), ("token", 1)), (("unsplit", 1),), (("mixed", 1),)])
+@pytest.mark.parametrize("pools", [(("prefill", 1), ("decode", 1)), (("unsplit", 1),), (("mixed", 1),)])
 def test_one_token_request_ends_with_its_prompt(pools: tuple[tuple[str, int], ...]) -> None:
     """A request of one output token would be sent to a token machine, or its gaps be given values."""
     result = run(tiny_cluster(*pools), tiny_trace((0.0, 100, 1), (5.0, 100, 2)), SERIALIZED)
     assert column(result, "ttft_s")[0] == column(result, "e2e_s")[0] == pytest.approx(0.1, rel=0, abs=NS)
-    for name in ("tbt_mean_s", "tbt_max_s", "transfer_exposed_s", "token_queue_s"):
+    for name in ("itl_mean_s", "itl_max_s", "transfer_exposed_s", "decode_queue_s"):
         values = column(result, name)
         assert np.isnan(values[0]), name
         assert not np.isnan(values[1]), name
-    assert result.metrics["tbt_s"].count == 1
+    assert result.metrics["itl_s"].count == 1
 
 
 def test_request_longer_than_memory_is_refused_and_counted() -> None:
@@ -255,7 +255,7 @@ def test_request_longer_than_memory_is_refused_and_counted() -> None:
     assert result.statuses == {"completed": 1, "refused": 2, "unfinished": 0}
     assert column(result, "status") == ["refused", "completed", "refused"]
     assert np.isnan(column(result, "e2e_s")[0])
-    assert column(result, "prompt_instance") == [-1, 0, -1]
+    assert column(result, "prefill_machine") == [-1, 0, -1]
     assert result.prompt_tokens == 100
     assert any("2 of the requests were refused" in warning for warning in result.warnings)
     assert result.slo is not None
@@ -274,7 +274,7 @@ def test_gap_limits_hold_where_there_are_no_gaps() -> None:
     """A trace of one-token requests would break limits on gaps that it cannot have."""
     result = simulate(tiny_cluster(("unsplit", 1)), tiny_trace((0.0, 10, 1), (5.0, 10, 1)))
     assert result.slo is not None
-    assert all(finding.holds for finding in result.slo.findings if finding.limit.metric == "tbt_slowdown")
+    assert all(finding.holds for finding in result.slo.findings if finding.limit.metric == "itl_slowdown")
 
 
 def test_machines_that_wait_for_each_others_memory_are_resolved() -> None:
@@ -296,8 +296,8 @@ def test_running_out_of_memory_evicts_and_recomputes() -> None:
     assert result.counts["evictions"] == 1
     # Both decode until 230 tokens are full; the second's come back as a prompt of 100 and what it has emitted.
     assert column(result, "preemptions") == [0, 1]
-    assert 0.4 < column(result, "tbt_max_s")[1] < 1.2
-    assert column(result, "tbt_max_s")[0] < 0.2
+    assert 0.4 < column(result, "itl_max_s")[1] < 1.2
+    assert column(result, "itl_max_s")[0] < 0.2
 
 
 def test_whole_prompts_of_one_batch_end_together() -> None:
@@ -313,14 +313,14 @@ def test_preemption_delays_the_next_token_of_the_preempted() -> None:
     cluster = tiny_cluster(("unsplit", 1))
     rules = Rules(unsplit_batching=Batching.WHOLE)
     result = run(cluster, tiny_trace((0.0, 100, 5), (0.15, 3_000, 1)), rules)
-    assert column(result, "tbt_max_s")[0] == pytest.approx(3.0 + 0.1, rel=0, abs=NS)
+    assert column(result, "itl_max_s")[0] == pytest.approx(3.0 + 0.1, rel=0, abs=NS)
     assert column(result, "preemptions") == [1, 0]
-    assert result.metrics["tbt_s"].largest == pytest.approx(3.1, rel=0, abs=NS)
+    assert result.metrics["itl_s"].largest == pytest.approx(3.1, rel=0, abs=NS)
 
 
 def test_token_phase_waits_for_room_on_its_machine() -> None:
     """A transfer would begin although its destination is full, or not begin when room is made."""
-    cluster = tiny_cluster(("prompt", 2), ("token", 1), capacity_tokens=300)
+    cluster = tiny_cluster(("prefill", 2), ("decode", 1), capacity_tokens=300)
     chosen = iter([(0, 2), (1, 2)])
     rules = Rules(transfer=Transfer.SERIALIZED, block_tokens=1, kv_headroom=0.0)
     result = simulate(cluster, tiny_trace((0.0, 200, 5), (0.0, 200, 5)), rules, place=lambda _: next(chosen))
@@ -359,7 +359,7 @@ def test_landing_waits_for_memory_that_is_about_to_leave() -> None:
 
 def test_landing_cuts_a_step_that_would_grow_into_its_room() -> None:
     """A step under way would go on to fill the room that has been promised to KV on its way here."""
-    cluster = tiny_cluster(("prompt", 1), ("token", 1), capacity_tokens=300)
+    cluster = tiny_cluster(("prefill", 1), ("decode", 1), capacity_tokens=300)
     rows = tiny_trace((0.0, 100, 150), (1.0, 100, 150))
     unsuspected = replace(rows, expected_tokens=np.ones(2, np.int32))
     rules = Rules(block_tokens=1, kv_headroom=0.0, transfer=Transfer.SERIALIZED)
@@ -372,5 +372,5 @@ def test_landing_cuts_a_step_that_would_grow_into_its_room() -> None:
 def test_gaps_are_as_many_as_tokens_follow_others() -> None:
     """The distribution over all gaps would count a token twice or not at all when steps are cut and requests join."""
     rows = [(0.03 * number, 20 + 13 * number % 90, 1 + 7 * number % 40) for number in range(60)]
-    state = drive(tiny_cluster(("prompt", 1), ("token", 2)), Rules(), tiny_trace(*rows))
+    state = drive(tiny_cluster(("prefill", 1), ("decode", 2)), Rules(), tiny_trace(*rows))
     assert int(state.world.gaps.sum()) == int((done_rows(state)["output_tokens"] - 1).sum())

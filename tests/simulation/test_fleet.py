@@ -81,7 +81,7 @@ def states_at(policy: Policy, *, looks: int, pools: tuple[tuple[str, int], ...])
     return states
 
 
-@pytest.mark.parametrize("pools", [(("prompt", 2), ("token", 2)), (("unsplit", 3),), (("prompt", 2), ("mixed", 2))])
+@pytest.mark.parametrize("pools", [(("prefill", 2), ("decode", 2)), (("unsplit", 3),), (("prefill", 2), ("mixed", 2))])
 @pytest.mark.parametrize(
     "policy",
     [
@@ -116,7 +116,7 @@ def test_ordered_machine_serves_after_start_up_and_loading() -> None:
     # Prompts of 10 s keep the first machine busy; whoever comes after 14 s finds the second one.
     trace = tiny_trace((0.0, 10_000, 1), (13.0, 10_000, 1), (13.9, 10_000, 1), (14.1, 10_000, 1))
     result = simulate(tiny_cluster(("unsplit", 2)), trace, autoscale=policy)
-    assert column(result, "prompt_instance") == [0, 0, 0, 1]
+    assert column(result, "prefill_machine") == [0, 0, 0, 1]
     assert (found(result).starts, found(result).stops) == (1, 0)
     assert result.end_s == pytest.approx(33.0)  # 13 + 2 x 10: both prompts run one after the other
     assert result.machine_hours == {"unsplit:2:tiny": pytest.approx((33.0 + 23.0) / HOUR_S)}
@@ -144,26 +144,26 @@ def test_stopped_machine_finishes_what_it_holds_and_takes_nothing_new() -> None:
     # The first request goes to machine 0 until 5 s; at 1 s machine 1 has nothing and goes; the two others queue.
     trace = tiny_trace((0.0, 5_000, 1), (2.0, 1_000, 1), (3.0, 1_000, 1))
     result = simulate(tiny_cluster(("unsplit", 2)), trace, autoscale=policy)
-    assert column(result, "prompt_instance") == [0, 0, 0]
+    assert column(result, "prefill_machine") == [0, 0, 0]
     assert result.machine_hours["unsplit:2:tiny"] == pytest.approx((7.0 + 1.0) / HOUR_S)
     # Now machine 1 has the shorter prompt when it is told to go; it ends that at 2.1 s, and the third request waits.
     trace = tiny_trace((0.0, 5_000, 1), (0.1, 2_000, 1), (1.5, 100, 1))
     result = simulate(tiny_cluster(("unsplit", 2)), trace, Rules(batch_prompt_tokens=5_000), autoscale=policy)
-    assert column(result, "prompt_instance") == [0, 1, 0]
+    assert column(result, "prefill_machine") == [0, 1, 0]
     assert result.machine_hours["unsplit:2:tiny"] == pytest.approx((5.1 + 2.1) / HOUR_S)
 
 
 def test_drained_prompt_machine_is_paid_until_its_kv_has_left() -> None:
     """A prompt machine would be switched off with KV on it that the token machine still waits for."""
-    cluster = tiny_cluster(("prompt", 2), ("token", 1), nic_bytes_per_s=1e8)
+    cluster = tiny_cluster(("prefill", 2), ("decode", 1), nic_bytes_per_s=1e8)
     policy = Scripted(interval_s=1.0, steps=((1, 1),), cooldown_s=0.0)
     # Machine 0 computes until 3 s, machine 1 until 2 s, then sends 2,000 MB for 20 s. Fewest requests: a tie, the
     # highest number goes.
     trace = tiny_trace((0.0, 3_000, 1), (0.1, 2_000, 2), (4.0, 10, 1))
     result = simulate(cluster, trace, Rules(transfer=1, elastic=False), autoscale=policy)  # type: ignore[arg-type]
-    assert column(result, "prompt_instance") == [0, 1, 0]
+    assert column(result, "prefill_machine") == [0, 1, 0]
     assert result.end_s == pytest.approx(2.1 + 20 + 0.1, abs=0.01)
-    prompt_s = result.machine_hours["prompt:2:tiny"] * HOUR_S
+    prompt_s = result.machine_hours["prefill:2:tiny"] * HOUR_S
     assert prompt_s == pytest.approx(result.end_s + 2.1 + 20, abs=0.01)
 
 
@@ -173,7 +173,7 @@ def test_machine_that_drains_is_taken_back_at_once() -> None:
     trace = tiny_trace((0.0, 9_000, 1), (0.1, 8_000, 1), (2.5, 10, 1), (2.6, 10, 1))
     result = simulate(tiny_cluster(("unsplit", 2)), trace, Rules(batch_prompt_tokens=10_000), autoscale=policy)
     assert (found(result).starts, found(result).stops) == (1, 1)
-    assert 1 in column(result, "prompt_instance")[2:]
+    assert 1 in column(result, "prefill_machine")[2:]
     assert result.machine_hours["unsplit:2:tiny"] * HOUR_S == pytest.approx(2 * result.end_s)
 
 
@@ -191,7 +191,7 @@ def test_starting_machines_are_given_up_first() -> None:
 
 def test_least_is_kept_whatever_is_wanted() -> None:
     """A role would be left without any machine, or more be started than there are."""
-    pools = (("prompt", 3), ("token", 2))
+    pools = (("prefill", 3), ("decode", 2))
     wild = Scripted(interval_s=1.0, startup_s=0.0, least=2, cooldown_s=0.0, steps=((-5, 0), (99, 99)))
     states = states_at(wild, looks=3, pools=pools)
     assert states[1] == [SERVING, SERVING, OFF, SERVING, SERVING]
@@ -238,7 +238,7 @@ def test_pending_work_counts_for_the_phase_wherever_it_spilled_to() -> None:
             return {role: pool.ordered for role, pool in seen_now.pools.items()}
 
     trace = tiny_trace(*((0.001 * number, 4_000, 50) for number in range(5)), oracle=True)
-    cluster = tiny_cluster(("prompt", 1), ("token", 1))
+    cluster = tiny_cluster(("prefill", 1), ("decode", 1))
     result = simulate(cluster, trace, Rules(spill_tokens=8_000), autoscale=Watching(interval_s=1.0))
     assert result.counts["token_to_mixed"] > 0
     assert seen[0].pools[PROMPT].pending_tokens == 5 * 4_000
@@ -279,7 +279,7 @@ def test_threshold_follows_a_burst_up_and_down() -> None:
         initial=(1, 1), high_tokens=400, low_tokens=50, token_high_tokens=NEVER_FULL, interval_s=1.0, cooldown_s=2.0,
         startup_s=1.0,
     )  # fmt: skip
-    cluster = tiny_cluster(("prompt", 4), ("token", 2))
+    cluster = tiny_cluster(("prefill", 4), ("decode", 2))
     result = simulate(cluster, tiny_trace(*burst, *calm), Rules(elastic=False), autoscale=policy)
     on = result.timeline.samples[:, PROMPT, 0]
     assert on[0] == 1
@@ -290,7 +290,7 @@ def test_threshold_follows_a_burst_up_and_down() -> None:
 
 def test_repurposed_machine_counts_for_its_new_role() -> None:
     """A machine that changed its home would be counted, or started again, in the wrong role."""
-    cluster = tiny_cluster(("prompt", 1), ("token", 3), capacity_tokens=480)
+    cluster = tiny_cluster(("prefill", 1), ("decode", 3), capacity_tokens=480)
     rows = [(0.02 * number, 30 + 37 * number % 250, 1 + 11 * number % 50) for number in range(120)]
     rules = Rules(block_tokens=4, kv_headroom=0.0, spill_tokens=200, batch_prompt_tokens=100, repurpose_after_s=0.5)
     homes: set[tuple[int, ...]] = set()

@@ -58,7 +58,7 @@ def test_the_cases_reach_what_they_are_meant_to_reach() -> None:
     """The random cases would be so easy that no invariant is ever at risk."""
     rows = [(0.02 * number, 30 + 37 * number % 250, 1 + 11 * number % 50) for number in range(80)]
     rules = Rules(block_tokens=4, kv_headroom=0.0, spill_tokens=200, batch_prompt_tokens=100, repurpose_after_s=0.5)
-    cluster = tiny_cluster(("prompt", 2), ("token", 2), capacity_tokens=480)
+    cluster = tiny_cluster(("prefill", 2), ("decode", 2), capacity_tokens=480)
     state = drive(cluster, rules, tiny_trace(*rows), budget=1, after=check_state)
     reached = {name: int(state.ledger.counters[name][0]) for name in state.ledger.counters.dtype.names or ()}
     for name in (

@@ -49,7 +49,7 @@ def test_refused_request_misses_the_slo() -> None:
 
 def test_limits_for_each_request_count_too() -> None:
     """An SLO that is stated for each request would be ignored."""
-    slo = Slo("each", (Limit("tbt_s", 99.0, 1e-6),), (("e2e_s", 0.45), ("ttft_s", 9.0)))
+    slo = Slo("each", (Limit("itl_s", 99.0, 1e-6),), (("e2e_s", 0.45), ("ttft_s", 9.0)))
     found = misses((0.0, 100, 4), (2.0, 100, 5), slo=slo)
     assert found.limits == (("e2e_s", 0.45), ("ttft_s", 9.0))
     assert found.missed_by_hour.tolist() == [1]

@@ -12,7 +12,7 @@ from phasesplit.scheduling.rules import Placement, Rules
 from phasesplit.simulation.result import Result
 from phasesplit.simulation.run import Facts, simulate
 
-SPLIT = (("prompt", 2), ("token", 3))
+SPLIT = (("prefill", 2), ("decode", 3))
 ROUND_ROBIN = Rules(prompt_placement=Placement.ROUND_ROBIN, token_placement=Placement.ROUND_ROBIN)
 PUBLISHED_HORIZON_S = 86_400.0
 
@@ -74,9 +74,9 @@ def test_custom_rule_sees_the_load_of_the_machines() -> None:
     def shortest(facts: Facts) -> tuple[int, int]:
         return int(np.argmin(facts.machines["pending_tokens"][:2])), 2
 
-    result = simulate(tiny_cluster(("prompt", 2), ("token", 1)), trace, place=shortest)
+    result = simulate(tiny_cluster(("prefill", 2), ("decode", 1)), trace, place=shortest)
     assert result.columns is not None
-    assert abs(np.mean(result.columns["prompt_instance"]) - 0.5) < 0.15
+    assert abs(np.mean(result.columns["prefill_machine"]) - 0.5) < 0.15
 
 
 @pytest.mark.parametrize("chosen", [(0, 5), (-1, 2), (0,), (0, 1, 2)])
@@ -148,19 +148,19 @@ def test_quantiles_without_rows_are_as_fine_as_the_bins() -> None:
 def test_every_gap_is_in_the_distribution_of_all_gaps() -> None:
     """The distribution of gaps would miss the longest, or be that of the requests' means."""
     result = simulate(tiny_cluster(*SPLIT), poisson(20, 500))
-    gaps = result.metrics["tbt_s"]
+    gaps = result.metrics["itl_s"]
     assert gaps.count == result.output_tokens - result.statuses["completed"]
-    assert gaps.largest == result.metrics["tbt_max_s"].largest
+    assert gaps.largest == result.metrics["itl_max_s"].largest
     assert gaps.quantile(1.0) <= gaps.largest
 
 
 def test_overloaded_cluster_is_named_with_what_binds() -> None:
     """A growing backlog would be averaged over in silence, or blamed on the wrong pool."""
     rules = Rules(spill_tokens=1 << 40)  # nothing spills over to the token machines
-    result = simulate(tiny_cluster(("prompt", 1), ("token", 4), nic_bytes_per_s=1e11), poisson(15, 3_000), rules)
+    result = simulate(tiny_cluster(("prefill", 1), ("decode", 4), nic_bytes_per_s=1e11), poisson(15, 3_000), rules)
     assert result.overload is not None
     assert result.overload.growth_per_s == pytest.approx(15 - 1 / 0.1, rel=0.25)
-    assert result.overload.binding == "compute of the prompt pool"
+    assert result.overload.binding == "compute of the prefill pool"
     assert "backlog grew" in str(result.overload)
 
 
@@ -185,7 +185,7 @@ def filling_up() -> Trace:
 @pytest.mark.parametrize("trace", [poisson(5, 2_000), bursts(), filling_up()], ids=["stable", "bursty", "filling up"])
 def test_cluster_that_keeps_up_is_not_called_overloaded(trace: Trace) -> None:
     """A burst that is worked off, or a system that is filling up, would be taken for overload."""
-    result = simulate(tiny_cluster(("prompt", 1), ("token", 1), nic_bytes_per_s=1e11), trace)
+    result = simulate(tiny_cluster(("prefill", 1), ("decode", 1), nic_bytes_per_s=1e11), trace)
     assert result.overload is None
 
 
@@ -210,7 +210,7 @@ def test_timeline_samples_are_taken_when_it_says(start_s: float, drain: bool) ->
 
 def test_published_run_ends_at_the_published_horizon() -> None:
     """A request that is stuck by the published rules would hang the run, or be counted as served."""
-    cluster = tiny_cluster(("prompt", 2), ("token", 1), capacity_tokens=1_000, hbm_share=1.0)
+    cluster = tiny_cluster(("prefill", 2), ("decode", 1), capacity_tokens=1_000, hbm_share=1.0)
     # The KV of both prompts fills the token machine, where the whole output of neither finds room beside it.
     chosen = iter([(0, 2), (1, 2)])
     trace = tiny_trace((0.0, 450, 300), (0.0, 450, 300))
@@ -226,7 +226,7 @@ def test_published_run_ends_at_the_published_horizon() -> None:
 
 def test_published_retries_go_on_until_the_horizon() -> None:
     """A transfer whose destination stays full would be given up, or tried again beyond the end of the run."""
-    cluster = tiny_cluster(("prompt", 3), ("token", 1), capacity_tokens=1_000, hbm_share=1.0)
+    cluster = tiny_cluster(("prefill", 3), ("decode", 1), capacity_tokens=1_000, hbm_share=1.0)
     chosen = iter([(0, 3), (1, 3), (2, 3)])
     trace = tiny_trace((0.0, 450, 300), (0.0, 450, 300), (0.0, 450, 300))
     result = simulate(cluster, trace, Rules.as_published(), place=lambda _: next(chosen))
@@ -235,7 +235,7 @@ def test_published_retries_go_on_until_the_horizon() -> None:
     assert result.counts["events"] > PUBLISHED_HORIZON_S
 
 
-@pytest.mark.parametrize("pools", [SPLIT, (("unsplit", 2),), (("prompt", 1), ("token", 1), ("mixed", 1))])
+@pytest.mark.parametrize("pools", [SPLIT, (("unsplit", 2),), (("prefill", 1), ("decode", 1), ("mixed", 1))])
 def test_shares_of_time_and_energy_are_whole(pools: tuple[tuple[str, int], ...]) -> None:
     """A machine would be busy for more than all of its time, or its energy be more than its power allows."""
     cluster = tiny_cluster(*pools, capacity_tokens=2_000)
@@ -253,7 +253,7 @@ def test_shares_of_time_and_energy_are_whole(pools: tuple[tuple[str, int], ...])
 
 def test_shares_are_those_of_a_run_by_hand() -> None:
     """Prompt, token and mixed time would be booked under one another's names."""
-    result = simulate(tiny_cluster(("prompt", 1), ("token", 1), nic_bytes_per_s=1e15), tiny_trace((0.0, 400, 7)))
+    result = simulate(tiny_cluster(("prefill", 1), ("decode", 1), nic_bytes_per_s=1e15), tiny_trace((0.0, 400, 7)))
     prompt, token = result.pools
     assert prompt.prompt_share == pytest.approx(0.4, rel=0.02)
     assert token.token_share == pytest.approx(0.6, rel=0.02)
@@ -281,5 +281,5 @@ def test_slowdown_of_a_lone_request_is_one() -> None:
     """The reference of slowdowns would not be the same request alone."""
     cluster = tiny_cluster(("unsplit", 1), prompt_pair_s=1e-6, token_context_s=1e-5)
     result = simulate(cluster, tiny_trace((0.0, 500, 30)))
-    for name in ("ttft_slowdown", "tbt_slowdown", "e2e_slowdown"):
+    for name in ("ttft_slowdown", "itl_slowdown", "e2e_slowdown"):
         assert result.metrics[name].mean == pytest.approx(1.0, rel=1e-9), name

@@ -85,8 +85,8 @@ class Pair:
         self.now_s = 0.0
         self.patience = patience
         self.folder = tempfile.TemporaryDirectory(prefix="kv")
-        self.prompt = self.start("prompt-0", layout=theirs, secret=secrets[0])
-        self.token = self.start("token-0", secret=secrets[1])
+        self.prompt = self.start("prefill-0", layout=theirs, secret=secrets[0])
+        self.token = self.start("decode-0", secret=secrets[1])
         self.prompt.pool[:] = needles(theirs, BLOCKS)
         self.idle = False
         self.sources: dict[str, Holding] = {}  # the prompt machine's blocks of what was offered
@@ -117,15 +117,15 @@ class Pair:
 
     def connect(self) -> None:
         """Open the channel from the prompt machine to the token machine, without an order."""
-        self.prompt.outgoing._link("token-0", self.token.endpoint.address, self.token.epoch)
+        self.prompt.outgoing._link("decode-0", self.token.endpoint.address, self.token.epoch)
 
     def order(self, key: str) -> None:
         """Tell the prompt machine where the KV of a request goes."""
-        self.prompt.outgoing.await_offer(key, "token-0", self.token.endpoint.address, self.token.epoch)
+        self.prompt.outgoing.await_offer(key, "decode-0", self.token.endpoint.address, self.token.epoch)
 
     def offered(self, key: str, tokens: int = 16, *, wants_note: bool = True) -> tuple[int, ...]:
         """Order, expect and open a request; return the prompt machine's blocks."""
-        self.token.incoming.expect(key, tokens, "prompt-0", wants_note=wants_note)
+        self.token.incoming.expect(key, tokens, "prefill-0", wants_note=wants_note)
         self.order(key)
         eventually(lambda: self.prompt.outgoing.state(key) is Departure.OFFERED, self.step)
         self.sources[key] = self.prompt.free.hold(key, Use.SEND, LAYOUT.blocks_for(tokens))
@@ -155,11 +155,11 @@ OpenPair = Callable[..., Pair]
 
 
 def be_a_prompt_machine(way: str, address: dict[str, object], layers: int) -> None:
-    """Order the request `r` for token-0 in epoch 1, send so many layers of it, then go on driving until killed."""
+    """Order the request `r` for decode-0 in epoch 1, send so many layers of it, then go on driving until killed."""
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
-        here = Machine("prompt-0", way, folder, patience=Patience(heartbeat_s=0.05))
+        here = Machine("prefill-0", way, folder, patience=Patience(heartbeat_s=0.05))
         here.pool[:] = needles(LAYOUT, BLOCKS)
-        here.outgoing.await_offer("r", "token-0", address, 1)
+        here.outgoing.await_offer("r", "decode-0", address, 1)
         say("here")
         eventually(lambda: here.outgoing.state("r") is Departure.OFFERED, here.endpoint.poll)
         here.outgoing.open("r", tuple(range(4)))
@@ -169,10 +169,10 @@ def be_a_prompt_machine(way: str, address: dict[str, object], layers: int) -> No
 
 
 def be_a_token_machine(way: str) -> None:
-    """Say the address, expect the request `r` of prompt-0, then go on driving until killed."""
+    """Say the address, expect the request `r` of prefill-0, then go on driving until killed."""
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
-        here = Machine("token-0", way, folder)
-        here.incoming.expect("r", 16, "prompt-0")
+        here = Machine("decode-0", way, folder)
+        here.incoming.expect("r", 16, "prefill-0")
         say(json.dumps(here.endpoint.address))
         eventually(lambda: here.incoming.state("r") is Arrival.RECEIVING, here.endpoint.poll)
         say("receiving")

@@ -73,12 +73,12 @@ def test_every_byte_arrives_in_its_block(open_wire: OpenWire, tokens: int) -> No
 def test_scattered_blocks_are_paired_by_name(open_wire: OpenWire, blocks: tuple[int, ...]) -> None:
     """Blocks would be paired by position: both pools are in pieces, and layers and pieces go in any order."""
     wire = open_wire()
-    held = [wire.receiver.reserve(str(i), 4, "prompt-0", 0.0) for i in range(16)]
+    held = [wire.receiver.reserve(str(i), 4, "prefill-0", 0.0) for i in range(16)]
     rng = np.random.default_rng(3)
     for place in rng.permutation(16)[:9]:
         wire.receiver.release(held[place].transfer, 0.0)
     wire.settle()
-    reservation = wire.receiver.reserve("r", 36, "prompt-0", 0.0)
+    reservation = wire.receiver.reserve("r", 36, "prefill-0", 0.0)
     wire.sender.open(reservation, blocks, 1_000.0)
     pieces = [(layer, place) for layer in range(3) for place in range(0, 9, 3)]
     rng.shuffle(pieces)
@@ -109,7 +109,7 @@ def test_a_transfer_is_whole_only_with_its_last_layer(open_wire: OpenWire) -> No
 def test_a_transfer_with_a_note_is_whole_only_with_it(open_wire: OpenWire, noted_after: int) -> None:
     """The token phase would begin without the first token, or hold it for a transfer that lacks a layer."""
     wire = open_wire()
-    reservation = wire.receiver.reserve("r", 16, "prompt-0", 0.0, wants_note=True)
+    reservation = wire.receiver.reserve("r", 16, "prefill-0", 0.0, wants_note=True)
     wire.sender.open(reservation, wire.sources(reservation), 1_000.0)
     for layer in range(4):
         if layer == noted_after:
@@ -130,11 +130,11 @@ def test_the_longest_note_and_the_longest_offer_pass(open_wire: OpenWire) -> Non
     """A text that the protocol allows would end the channel of some transport."""
     layout = replace(LAYOUT, layers=1, kv_heads=1, head_dim=1, block_tokens=1)
     wire = open_wire(layout=layout, blocks=9_000)
-    singles = [wire.receiver.reserve(str(number), 1, "prompt-0", 0.0).transfer for number in range(9_000)]
+    singles = [wire.receiver.reserve(str(number), 1, "prefill-0", 0.0).transfer for number in range(9_000)]
     for transfer in singles[::2]:
         wire.receiver.release(transfer, 0.0)
     eventually(lambda: wire.receiver.used_bytes == 4_500 * layout.block_bytes, wire.both)
-    scattered = wire.receiver.reserve("scattered", 4_500, "prompt-0", 0.0, offer=True, wants_note=True)
+    scattered = wire.receiver.reserve("scattered", 4_500, "prefill-0", 0.0, offer=True, wants_note=True)
     eventually(lambda: wire.sender.offer("scattered") == scattered, wire.both)
     note = bytes(range(256)) * (LONGEST_TEXT_BYTES // 256)
     wire.sender.open(scattered, scattered.blocks, 1_000.0)
@@ -151,8 +151,8 @@ def test_an_offer_reaches_its_sender_and_can_be_withdrawn(open_wire: OpenWire, o
     wire = open_wire()
     if ordered == "before":
         wire.sender.await_offer("r", 1_000.0)
-    reservation = wire.receiver.reserve("r", 16, "prompt-0", 0.0, offer=True)
-    wire.receiver.reserve("foreign", 16, "prompt-7", 0.0, offer=True)
+    reservation = wire.receiver.reserve("r", 16, "prefill-0", 0.0, offer=True)
+    wire.receiver.reserve("foreign", 16, "prefill-7", 0.0, offer=True)
     eventually(lambda: wire.sender.offer("r") == reservation, wire.both)
     if ordered == "after":
         wire.sender.await_offer("r", 1_000.0)
@@ -173,7 +173,7 @@ def test_a_sender_that_gives_up_frees_what_was_offered(open_wire: OpenWire, step
     wire.sender.await_offer("r", 1_000.0)
     if step == "awaited":
         wire.sender.abort("r", "the prompt failed")
-    reservation = wire.receiver.reserve("r", 16, "prompt-0", 0.0, offer=True)
+    reservation = wire.receiver.reserve("r", 16, "prefill-0", 0.0, offer=True)
     if step != "awaited":
         eventually(lambda: wire.sender.state("r") is Departure.OFFERED, wire.both)
     if step in ("open", "layer"):
@@ -240,17 +240,17 @@ def test_blocks_stay_held_until_the_sender_has_stopped(open_wire: OpenWire) -> N
     wire.receiver.abort(reservation.transfer, 0.0)
     wire.step()
     with pytest.raises(NoRoomError):
-        wire.receiver.reserve("next", 4, "prompt-0", 0.0)
+        wire.receiver.reserve("next", 4, "prefill-0", 0.0)
     eventually(lambda: wire.receiver.used_bytes == 0, wire.both)
-    assert wire.receiver.reserve("next", 4, "prompt-0", 0.0).transfer != reservation.transfer
+    assert wire.receiver.reserve("next", 4, "prefill-0", 0.0).transfer != reservation.transfer
 
 
 def test_reservation_too_small(open_wire: OpenWire) -> None:
     """A prompt larger than the memory would wait for ever, or be written over other blocks."""
     wire = open_wire(blocks=4)
     with pytest.raises(NoRoomError, match="5 blocks asked for, 4 are free"):
-        wire.receiver.reserve("large", 17, "prompt-0", 0.0)
-    reservation = wire.receiver.reserve("r", 8, "prompt-0", 0.0)
+        wire.receiver.reserve("large", 17, "prefill-0", 0.0)
+    reservation = wire.receiver.reserve("r", 8, "prefill-0", 0.0)
     with pytest.raises(TransferError, match="3 blocks to send, 2 are reserved"):
         wire.sender.open(reservation, (0, 1, 2), 1_000.0)
     assert wire.receiver.used_bytes == 2 * 3 * LAYOUT.block_bytes
@@ -368,7 +368,7 @@ def test_every_end_of_a_channel_is_a_failure(open_wire: OpenWire, end: str, laye
 def test_lease_expires_without_heartbeats_only(open_wire: OpenWire) -> None:
     """A lease would end while its sender is alive, or not end when it is silent."""
     wire = open_wire(lease_s=10.0)
-    silent, alive = wire.receiver.reserve("silent", 8, "prompt-0", 0.0), wire.reserve(8, "alive")
+    silent, alive = wire.receiver.reserve("silent", 8, "prefill-0", 0.0), wire.reserve(8, "alive")
     for now_s in (6.0, 12.0, 18.0):
         wire.now_s = now_s
         wire.sender.heartbeat()
@@ -387,7 +387,7 @@ def test_what_has_arrived_waits_for_its_reader_alone(open_wire: OpenWire) -> Non
         wire.finish(reservation)
     blocks = wire.receiver.take(read.transfer)
     wire.now_s = 100.0
-    wire.receiver.reserve("another", 8, "prompt-0", wire.now_s)
+    wire.receiver.reserve("another", 8, "prefill-0", wire.now_s)
     wire.settle()
     assert wire.receiver.state(read.transfer) is Arrival.READING
     assert wire.receiver.take(unread.transfer) == unread.blocks
@@ -512,7 +512,7 @@ def test_sender_killed_in_mid_transfer(transport: str, layers: int) -> None:
 def kill_in_mid_transfer(transport: str, layers: int) -> None:
     """Let another process send so many layers, kill it, and look at what is left."""
     end = Receiving(transport)
-    reservation = end.receiver.reserve("r", 16, "prompt-0", 0.0)
+    reservation = end.receiver.reserve("r", 16, "prefill-0", 0.0)
     blocks = ",".join(map(str, reservation.blocks))
     sender = subprocess.Popen(
         [sys.executable, "-m", wires.__name__, transport, end.address, blocks, str(layers)],

@@ -33,7 +33,7 @@ def test_a_prompt_arrives_with_its_note(open_pair: OpenPair, first: str, tokens:
         pair.order("r")
         pair.settle()
         assert pair.prompt.outgoing.state("r") is Departure.AWAITED
-    pair.token.incoming.expect("r", tokens, "prompt-0")
+    pair.token.incoming.expect("r", tokens, "prefill-0")
     pair.settle()
     if first == "offer":
         pair.order("r")
@@ -84,7 +84,7 @@ def test_abort_in_every_state(open_pair: OpenPair, side: str, when: str) -> None
     steps: list[tuple[str, Callable[[], object]]] = [
         ("first", lambda: None),
         ("order", lambda: pair.order("r")),
-        ("offer", lambda: pair.token.incoming.expect("r", 16, "prompt-0")),
+        ("offer", lambda: pair.token.incoming.expect("r", 16, "prefill-0")),
         ("offered", lambda: eventually(lambda: pair.prompt.outgoing.state("r") is Departure.OFFERED, pair.step)),
         ("open", lambda: pair.prompt.outgoing.open("r", (0, 1, 2, 3))),
         ("layer", lambda: pair.prompt.outgoing.send_layer("r", 0)),
@@ -103,7 +103,7 @@ def test_abort_in_every_state(open_pair: OpenPair, side: str, when: str) -> None
         if when == "first":
             pair.order("r")
         if side == "prompt":
-            pair.token.incoming.expect("r", 16, "prompt-0")
+            pair.token.incoming.expect("r", 16, "prefill-0")
         else:
             assert pair.prompt.outgoing.state("r") is Departure.AWAITED
             pair.prompt.outgoing.abort("r", "its token machine never offered anything")
@@ -134,7 +134,7 @@ def test_an_offer_that_was_withdrawn_fails_its_order(open_pair: OpenPair, ordere
     pair.connect()
     if ordered:
         pair.order("r")
-    pair.token.incoming.expect("r", 16, "prompt-0")
+    pair.token.incoming.expect("r", 16, "prefill-0")
     pair.settle()
     pair.token.incoming.abort("r", "the client is gone")
     pair.until_free()
@@ -148,7 +148,7 @@ def test_an_offer_without_an_order_is_turned_down_in_the_end(open_pair: OpenPair
     """Blocks would wait for a prompt that never comes, or one machine's memory fill with others' offers."""
     pair = open_pair(patience=Patience(lease_s=1_000.0))
     pair.connect()
-    pair.token.incoming.expect("r", 16, "prompt-0")
+    pair.token.incoming.expect("r", 16, "prefill-0")
     pair.settle()
     pair.now_s = 31.0
     pair.until_free()
@@ -161,7 +161,7 @@ def test_nobody_keeps_alive_what_was_not_ordered(open_pair: OpenPair) -> None:
     pair = open_pair(patience=Patience(lease_s=10.0, heartbeat_s=1.0))
     pair.connect()
     pair.settle()
-    pair.token.incoming.expect("r", 16, "prompt-0")
+    pair.token.incoming.expect("r", 16, "prefill-0")
     for _ in range(11):
         pair.now_s += 1.0
         pair.settle()
@@ -173,8 +173,8 @@ def test_leases_live_as_long_as_the_order_and_no_longer(open_pair: OpenPair) -> 
     """Blocks would be taken away while the prompt waits in a long queue, or be kept when nobody asks for them."""
     pair = open_pair()
     pair.order("r")
-    pair.token.incoming.expect("r", 16, "prompt-0")
-    pair.token.incoming.expect("nobody's", 16, "prompt-7")
+    pair.token.incoming.expect("r", 16, "prefill-0")
+    pair.token.incoming.expect("nobody's", 16, "prefill-7")
     pair.settle()
     for _ in range(20):
         pair.now_s += 5.0
@@ -207,13 +207,13 @@ def test_transfers_and_the_engine_draw_from_one_pool(open_pair: OpenPair) -> Non
     """A transfer would be written into blocks that a local prompt holds."""
     pair = open_pair()
     growth = pair.token.free.hold("own", Use.COMPUTE, BLOCKS - 4)
-    pair.token.incoming.expect("r", 16, "prompt-0")
+    pair.token.incoming.expect("r", 16, "prefill-0")
     with pytest.raises(NoRoomError):
-        pair.token.incoming.expect("next", 1, "prompt-0")
+        pair.token.incoming.expect("next", 1, "prefill-0")
     with pytest.raises(TransferError, match="expected already"):
-        pair.token.incoming.expect("r", 16, "prompt-0")
+        pair.token.incoming.expect("r", 16, "prefill-0")
     pair.token.free.give(growth)
-    pair.token.incoming.expect("next", 1, "prompt-0")
+    pair.token.incoming.expect("next", 1, "prefill-0")
     assert pair.token.incoming.held() == {"r": 4, "next": 1}
     for key in ("r", "next"):
         pair.token.incoming.abort(key, "over")
@@ -226,7 +226,7 @@ def test_refusal_is_told_with_its_reason(open_pair: OpenPair, caplog: pytest.Log
     pair.order("r")
     eventually(lambda: pair.prompt.outgoing.state("r") is Departure.FAILED, pair.step)
     reason = "refused: layout model: ours is 'tiny', the peer's is 'other'"
-    assert caplog.messages == [f"no KV goes to token-0 in epoch 1: {pair.prompt.outgoing.why('r')}"]
+    assert caplog.messages == [f"no KV goes to decode-0 in epoch 1: {pair.prompt.outgoing.why('r')}"]
     assert pair.prompt.outgoing.why("r").startswith(reason)
 
 
@@ -248,14 +248,14 @@ def test_a_machine_that_is_not_there(
     pair = open_pair()
     if address.get("boot_id") == "here":
         address = {**address, "boot_id": pair.token.endpoint.address["boot_id"]}
-    pair.prompt.outgoing.await_offer("r", "token-9", address, 1)
+    pair.prompt.outgoing.await_offer("r", "decode-9", address, 1)
     eventually(lambda: pair.prompt.outgoing.state("r") is Departure.FAILED, pair.step)
     pair.step()
     assert pair.prompt.outgoing.why("r") != ""
-    assert caplog.messages == [f"no KV goes to token-9 in epoch 1: {pair.prompt.outgoing.why('r')}"]
+    assert caplog.messages == [f"no KV goes to decode-9 in epoch 1: {pair.prompt.outgoing.why('r')}"]
     pair.prompt.outgoing.forget("r")
     pair.order("r2")
-    pair.token.incoming.expect("r2", 4, "prompt-0")
+    pair.token.incoming.expect("r2", 4, "prefill-0")
     eventually(lambda: pair.prompt.outgoing.state("r2") is Departure.OFFERED, pair.step)
 
 
@@ -294,8 +294,8 @@ def test_a_host_that_sees_no_socket_of_ours_is_reached_over_tcp() -> None:
     """Two containers of one host would not reach one another."""
     pair = Pair("tcp")
     address = {**pair.token.endpoint.address, "unix": "/nowhere/kv"}
-    pair.prompt.outgoing.await_offer("r", "token-0", address, 1)
-    pair.token.incoming.expect("r", 4, "prompt-0")
+    pair.prompt.outgoing.await_offer("r", "decode-0", address, 1)
+    pair.token.incoming.expect("r", 4, "prefill-0")
     eventually(lambda: pair.prompt.outgoing.state("r") is Departure.OFFERED, pair.step)
     pair.close()
 
@@ -303,12 +303,12 @@ def test_a_host_that_sees_no_socket_of_ours_is_reached_over_tcp() -> None:
 def test_another_machine_at_the_address(open_pair: OpenPair) -> None:
     """KV would go to whoever listens there now."""
     pair = open_pair()
-    pair.prompt.outgoing.await_offer("a", "token-9", pair.token.endpoint.address, 1)
-    pair.prompt.outgoing.await_offer("b", "token-0", pair.token.endpoint.address, 2)
+    pair.prompt.outgoing.await_offer("a", "decode-9", pair.token.endpoint.address, 1)
+    pair.prompt.outgoing.await_offer("b", "decode-0", pair.token.endpoint.address, 2)
     eventually(lambda: pair.prompt.outgoing.state("b") is Departure.FAILED, pair.step)
     eventually(lambda: pair.prompt.outgoing.state("a") is Departure.FAILED, pair.step)
-    assert pair.prompt.outgoing.why("a") == "looked for token-9 in epoch 1, found token-0 in epoch 1"
-    assert pair.prompt.outgoing.why("b") == "looked for token-0 in epoch 2, found token-0 in epoch 1"
+    assert pair.prompt.outgoing.why("a") == "looked for decode-9 in epoch 1, found decode-0 in epoch 1"
+    assert pair.prompt.outgoing.why("b") == "looked for decode-0 in epoch 2, found decode-0 in epoch 1"
 
 
 def test_a_token_machine_that_was_started_again(open_pair: OpenPair) -> None:
@@ -317,13 +317,13 @@ def test_a_token_machine_that_was_started_again(open_pair: OpenPair) -> None:
     pair.offered("old")
     pair.prompt.outgoing.send_layer("old", 0)
     pair.token.close()
-    pair.token = pair.start("token-0", epoch=2)
+    pair.token = pair.start("decode-0", epoch=2)
     pair.order("new")
     eventually(lambda: pair.prompt.outgoing.state("old") is Departure.FAILED, pair.step)
     pair.settle()
-    with pytest.raises(TransferError, match="epoch 1 of token-0 is stale, the latest is 2"):
-        pair.prompt.outgoing.await_offer("late", "token-0", pair.token.endpoint.address, 1)
-    pair.token.incoming.expect("new", 4, "prompt-0")
+    with pytest.raises(TransferError, match="epoch 1 of decode-0 is stale, the latest is 2"):
+        pair.prompt.outgoing.await_offer("late", "decode-0", pair.token.endpoint.address, 1)
+    pair.token.incoming.expect("new", 4, "prefill-0")
     eventually(lambda: pair.prompt.outgoing.state("new") is Departure.OFFERED, pair.step)
 
 
@@ -333,7 +333,7 @@ def test_an_epoch_that_nobody_has_shown_ends_nothing(open_pair: OpenPair) -> Non
     pair.offered("going on", wants_note=False)
     address = pair.token.endpoint.address
     for number, wrong in enumerate((10**15, 2, 3)):
-        pair.prompt.outgoing.await_offer(f"wrong{number}", "token-0", address, wrong)
+        pair.prompt.outgoing.await_offer(f"wrong{number}", "decode-0", address, wrong)
         pair.order(f"beside{number}")
         eventually(lambda number=number: pair.prompt.outgoing.state(f"wrong{number}") is Departure.FAILED, pair.step)  # type: ignore[misc]
     pair.order("after")
@@ -341,7 +341,7 @@ def test_an_epoch_that_nobody_has_shown_ends_nothing(open_pair: OpenPair) -> Non
     pair.until_over("going on")
     assert pair.prompt.outgoing.state("going on") is Departure.COMPLETED
     for key in ("beside0", "beside1", "beside2", "after"):
-        pair.token.incoming.expect(key, 4, "prompt-0")
+        pair.token.incoming.expect(key, 4, "prefill-0")
         eventually(lambda key=key: pair.prompt.outgoing.state(key) is Departure.OFFERED, pair.step)  # type: ignore[misc]
     assert len(pair.prompt.outgoing._links) == 2  # and the latest that failed, which can say why
 
@@ -352,7 +352,7 @@ def test_a_prompt_machine_that_was_started_again(open_pair: OpenPair) -> None:
     pair.offered("old")
     pair.prompt.outgoing.send_layer("old", 0)
     pair.settle()
-    former, pair.prompt = pair.prompt, pair.start("prompt-0", epoch=2)
+    former, pair.prompt = pair.prompt, pair.start("prefill-0", epoch=2)
     pair.offered("new")
     eventually(lambda: pair.token.incoming.held() == {"new": 4}, lambda: (pair.step(), former.endpoint.poll()))
     assert pair.token.incoming.state("old") is Arrival.RELEASED
@@ -382,7 +382,7 @@ def test_a_peer_that_does_not_answer(open_pair: OpenPair) -> None:
     assert pair.prompt.outgoing.state("r") is Departure.AWAITED
     pair.now_s = 10.0
     pair.prompt.endpoint.poll()
-    assert pair.prompt.outgoing.why("r") == "token-0 has not answered the greeting within 10 s"
+    assert pair.prompt.outgoing.why("r") == "decode-0 has not answered the greeting within 10 s"
 
 
 def test_a_stranger_is_shown_out(open_pair: OpenPair) -> None:

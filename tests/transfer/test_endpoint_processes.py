@@ -81,7 +81,7 @@ def machine(request: pytest.FixtureRequest, clock: StandingClock) -> Iterator[Ma
     """Return a machine that waits for short times only, named by the test; afterwards no socket may be open."""
     before = open_sockets()
     way = request.param
-    name = "token-0" if "sender" in request.node.name else "prompt-0"
+    name = "decode-0" if "sender" in request.node.name else "prefill-0"
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
         here = Machine(name, way, folder, clock, patience=SHORT)
         here.way = way
@@ -96,7 +96,7 @@ def test_sender_that_dies_or_stops(machine: Machine, clock: StandingClock, how: 
     """The token machine would wait for ever for a prompt machine that is gone, or read half a prompt."""
     with another("prompt", machine.way, json.dumps(machine.endpoint.address), str(layers)) as (process, heard):
         eventually(lambda: hears(process, heard, 1), machine.endpoint.poll)
-        machine.incoming.expect("r", 16, "prompt-0")
+        machine.incoming.expect("r", 16, "prefill-0")
         arrived = functools.partial(machine.incoming._receiver.layers_arrived, 1)
         eventually(lambda: arrived() == layers, machine.endpoint.poll)
         process.send_signal(how)
@@ -119,7 +119,7 @@ def test_receiver_that_dies_or_stops(machine: Machine, clock: StandingClock, how
     machine.pool[:] = needles(LAYOUT, BLOCKS)
     with another("token", machine.way) as (process, heard):
         eventually(lambda: hears(process, heard, 1))
-        machine.outgoing.await_offer("r", "token-0", json.loads(heard[0]), 1)
+        machine.outgoing.await_offer("r", "decode-0", json.loads(heard[0]), 1)
         eventually(lambda: machine.outgoing.state("r") is Departure.OFFERED, machine.endpoint.poll)
         machine.outgoing.open("r", machine.free.hold("r", Use.SEND, 4).blocks)
         machine.outgoing.send_layer("r", 0)
@@ -139,10 +139,10 @@ def test_receiver_that_stops_with_a_full_channel(caplog: pytest.LogCaptureFixtur
     layout = replace(LAYOUT, block_tokens=2**16)
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
         now_s = [0.0]
-        prompt = Machine("prompt-0", "tcp", folder, lambda: now_s[0], layout=layout, blocks=4)
-        token = Machine("token-0", "tcp", folder, lambda: now_s[0], layout=layout, blocks=4)
-        token.incoming.expect("r", 4 * 2**16, "prompt-0", wants_note=False)
-        prompt.outgoing.await_offer("r", "token-0", token.endpoint.address, 1)
+        prompt = Machine("prefill-0", "tcp", folder, lambda: now_s[0], layout=layout, blocks=4)
+        token = Machine("decode-0", "tcp", folder, lambda: now_s[0], layout=layout, blocks=4)
+        token.incoming.expect("r", 4 * 2**16, "prefill-0", wants_note=False)
+        prompt.outgoing.await_offer("r", "decode-0", token.endpoint.address, 1)
         both = lambda: (prompt.endpoint.poll(), token.endpoint.poll())  # noqa: E731
         eventually(lambda: prompt.outgoing.state("r") is Departure.OFFERED, both)
         prompt.outgoing.open("r", (0, 1, 2, 3))
@@ -153,7 +153,7 @@ def test_receiver_that_stops_with_a_full_channel(caplog: pytest.LogCaptureFixtur
         for now_s[0] in (9.0, 11.0):
             prompt.endpoint.poll()
         assert prompt.outgoing.may_free("r")
-        assert "token-0 took nothing for 10 s" in caplog.text
+        assert "decode-0 took nothing for 10 s" in caplog.text
         eventually(lambda: token.free.used == 0, token.endpoint.poll)
         assert not np.array_equal(token.pool, prompt.pool) or not prompt.pool.any()
         prompt.close()

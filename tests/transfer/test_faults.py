@@ -56,7 +56,7 @@ def test_a_frame_that_meets_a_fault(fault: Fault, at: int) -> None:
 def test_a_note_that_meets_a_fault(fault: Fault) -> None:
     """A first token that is not the sender's would be emitted, or one that is would be lost."""
     wire = faulty(fault, Kind.NOTE, 0)
-    reservation = wire.receiver.reserve("r", 16, "prompt-0", 0.0, wants_note=True)
+    reservation = wire.receiver.reserve("r", 16, "prefill-0", 0.0, wants_note=True)
     wire.sender.open(reservation, wire.sources(reservation), 1_000.0)
     wire.sender.note(reservation, b"7")
     wire.sender.send_all(reservation)
@@ -91,7 +91,7 @@ def test_a_note_that_is_not_wanted_is_absorbed() -> None:
 def test_an_offer_is_repeated_on_a_new_channel() -> None:
     """A sender whose channel broke before it had sent anything would never learn of the reservation."""
     wire = Wire("in-memory")
-    reservation = wire.receiver.reserve("r", 16, "prompt-0", 0.0, offer=True)
+    reservation = wire.receiver.reserve("r", 16, "prefill-0", 0.0, offer=True)
     sending, wire.channels[1] = in_memory_pair()
     again = Sender(wire.sender._info, wire.source)
     for _ in range(4):
@@ -114,7 +114,7 @@ def test_wholeness_waits_for_the_frame_that_was_overtaken() -> None:
 def test_frame_of_another_machine_is_refused() -> None:
     """A machine could write into blocks that are reserved for another one."""
     wire = Wire("in-memory")
-    reservation = wire.receiver.reserve("r", 8, "prompt-7", 0.0)
+    reservation = wire.receiver.reserve("r", 8, "prefill-7", 0.0)
     wire.sender.open(reservation, (0, 1), 1_000.0)
     wire.sender.send_all(reservation)
     wire.settle()
@@ -177,7 +177,7 @@ def test_a_repeated_frame_is_not_written_again() -> None:
 def test_a_frame_that_lies_about_its_place(layer: int, first: int, blocks: int, length_bytes: int) -> None:
     """Bytes could land in a gap of the reservation, behind it, in no layer, or in part of a block."""
     wire = Wire("in-memory")
-    kept = [wire.receiver.reserve(str(number), 4, "prompt-0", 0.0) for number in range(3)]
+    kept = [wire.receiver.reserve(str(number), 4, "prefill-0", 0.0) for number in range(3)]
     for each in (kept[0], kept[2]):
         wire.receiver.release(each.transfer, 0.0)
     wire.settle()
@@ -194,10 +194,10 @@ def test_a_frame_that_lies_about_its_place(layer: int, first: int, blocks: int, 
 
 def test_a_peer_says_what_it_can_do() -> None:
     """A machine would use what its peer cannot do."""
-    ours = PeerInfo(machine="prompt-0", epoch=1, layout=LAYOUT, capabilities=("a", "b"))
+    ours = PeerInfo(machine="prefill-0", epoch=1, layout=LAYOUT, capabilities=("a", "b"))
     sender = Sender(ours, needles(LAYOUT, 1))
     assert sender.receiver is None
-    theirs = PeerInfo(machine="token-0", epoch=1, layout=LAYOUT, capabilities=("b", "c"))
+    theirs = PeerInfo(machine="decode-0", epoch=1, layout=LAYOUT, capabilities=("b", "c"))
     sender.on_message(Message(Kind.WELCOME, text=theirs.to_text()), 0.0)
     assert sender.receiver is not None
     assert sender.receiver.capabilities == ("b", "c")

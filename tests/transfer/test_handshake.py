@@ -31,8 +31,8 @@ from transfer.wires import BLOCKS, LAYOUT, needles, open_sockets
 from waiting import eventually
 
 KEY = b"a cluster's key"
-PROMPT = PeerInfo(machine="prompt-0", epoch=1, layout=LAYOUT)
-TOKEN = PeerInfo(machine="token-0", epoch=3, layout=LAYOUT, blocks=BLOCKS)
+PROMPT = PeerInfo(machine="prefill-0", epoch=1, layout=LAYOUT)
+TOKEN = PeerInfo(machine="decode-0", epoch=3, layout=LAYOUT, blocks=BLOCKS)
 
 
 class Eavesdropper:
@@ -64,7 +64,7 @@ class Eavesdropper:
 def test_both_prove_that_they_know_the_key() -> None:
     """Machines of one cluster would not meet, or the receiver be met before it has proven anything."""
     there = Eavesdropper()
-    caller = HandshakeClient(PROMPT, KEY, ("token-0", 3))
+    caller = HandshakeClient(PROMPT, KEY, ("decode-0", 3))
     passed = there.meet(1, caller)
     assert [message.kind for message in passed] == [Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME]
     assert there.receiver.is_registered(1)
@@ -88,9 +88,9 @@ def test_each_end_proves_all_that_was_said_under_its_own_label() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "why"),
     [
-        (KEY, None, "prompt-0 wants proof of the cluster's key, and token-0 has none"),
-        (None, KEY, "token-0 wants proof of the cluster's key, and prompt-0 has none"),
-        (KEY, b"another", "prompt-0 has another key than the cluster of token-0"),
+        (KEY, None, "prefill-0 wants proof of the cluster's key, and decode-0 has none"),
+        (None, KEY, "decode-0 wants proof of the cluster's key, and prefill-0 has none"),
+        (KEY, b"another", "prefill-0 has another key than the cluster of decode-0"),
     ],
 )
 def test_keys_that_differ_are_refused_with_a_reason(
@@ -98,7 +98,7 @@ def test_keys_that_differ_are_refused_with_a_reason(
 ) -> None:
     """A machine of another cluster would be let in, or its people not be told why it is not."""
     pair = open_pair(secrets=(ours, theirs))
-    pair.token.incoming.expect("r", 4, "prompt-0")
+    pair.token.incoming.expect("r", 4, "prefill-0")
     pair.order("r")
     eventually(lambda: pair.prompt.outgoing.state("r") is Departure.FAILED, pair.step)
     assert pair.prompt.outgoing.why("r") == f"refused: {why}"
@@ -146,7 +146,7 @@ def test_a_welcome_of_another_channel_is_not_believed() -> None:
     overheard = there.meet(1, HandshakeClient(PROMPT, KEY, None))
     caller = HandshakeClient(PROMPT, KEY, None)
     caller.proof(overheard[1].text)
-    with pytest.raises(TransferError, match="token-0 has not proven that it knows the cluster's key"):
+    with pytest.raises(TransferError, match="decode-0 has not proven that it knows the cluster's key"):
         caller.on_welcome(overheard[3].text)
 
 
@@ -154,8 +154,8 @@ def test_a_welcome_of_another_channel_is_not_believed() -> None:
 @pytest.mark.parametrize("shown", ["nothing", "nonsense", "surrogate", "a number", "our own"])
 def test_an_impostor_is_not_believed(challenged: bool, shown: str) -> None:
     """KV would go to whoever listens at the address: it leaves the proof out, makes it up, or sends ours back."""
-    caller = HandshakeClient(PROMPT, KEY, ("token-0", 3))
-    challenge = json.dumps({"machine": "token-0", "epoch": 3, "nonce": json.loads(caller.hello().text)["nonce"]})
+    caller = HandshakeClient(PROMPT, KEY, ("decode-0", 3))
+    challenge = json.dumps({"machine": "decode-0", "epoch": 3, "nonce": json.loads(caller.hello().text)["nonce"]})
     proof = caller.proof(challenge.encode()).text.hex() if challenged else ""
     beside = {"nonsense": "0" * 64, "surrogate": "\ud800", "a number": 7, "our own": proof}
     text = TOKEN.to_text(**({} if shown == "nothing" else {"proof": beside[shown]}))
@@ -165,20 +165,20 @@ def test_an_impostor_is_not_believed(challenged: bool, shown: str) -> None:
 
 def test_a_machine_proves_nothing_to_itself_on_behalf_of_another() -> None:
     """Whoever relays a machine's call back to that machine's own port would have it prove both sides."""
-    itself = Eavesdropper(info=replace(TOKEN, machine="prompt-0", epoch=1))
-    caller = HandshakeClient(PROMPT, KEY, ("token-0", 3))
+    itself = Eavesdropper(info=replace(TOKEN, machine="prefill-0", epoch=1))
+    caller = HandshakeClient(PROMPT, KEY, ("decode-0", 3))
     (challenge,) = itself.on_message(1, caller.hello())
-    with pytest.raises(TransferError, match="looked for token-0 in epoch 3, found prompt-0 in epoch 1"):
+    with pytest.raises(TransferError, match="looked for decode-0 in epoch 3, found prefill-0 in epoch 1"):
         caller.proof(challenge.text)
     # It looks like the right machine if the relay says so; then the proof is none for the machine itself.
-    posing = challenge.text.replace(b'"prompt-0", "epoch": 1', b'"token-0", "epoch": 3')
+    posing = challenge.text.replace(b'"prefill-0", "epoch": 1', b'"decode-0", "epoch": 3')
     assert posing != challenge.text
     assert [said.kind for said in itself.on_message(1, caller.proof(posing))] == [Kind.REFUSE]
 
 
 @pytest.mark.parametrize(
     ("said", "instead"),
-    [(b'"prompt-0"', b'"prompt-1"'), (b'"epoch": 1', b'"epoch": 2'), (b'"blocks": 0', b'"blocks": 9')],
+    [(b'"prefill-0"', b'"prefill-1"'), (b'"epoch": 1', b'"epoch": 2'), (b'"blocks": 0', b'"blocks": 9')],
 )
 def test_what_a_machine_says_of_itself_is_proven(said: bytes, instead: bytes) -> None:
     """Whoever sits between two machines could give one of them another name, or end its channels by a later epoch."""
@@ -202,12 +202,12 @@ def test_what_a_receiver_says_of_itself_is_proven() -> None:
 
 def test_a_challenge_is_answered_once_and_only_where_there_is_a_key() -> None:
     """A receiver could have proofs made for as long as it likes; or a machine without a key would stop."""
-    challenge = json.dumps({"machine": "token-0", "epoch": 3, "nonce": ""}).encode()
+    challenge = json.dumps({"machine": "decode-0", "epoch": 3, "nonce": ""}).encode()
     caller = HandshakeClient(PROMPT, KEY, None)
     caller.proof(challenge)
     with pytest.raises(TransferError, match="a second proof"):
         caller.proof(challenge)
-    with pytest.raises(TransferError, match="prompt-0 has none"):
+    with pytest.raises(TransferError, match="prefill-0 has none"):
         HandshakeClient(PROMPT, None, None).proof(challenge)
     for nonsense in (b"", b"[]", b"[" * LONGEST_TEXT_BYTES, b'{"machine": 1, "epoch": 1e999}', b"\xff"):
         with pytest.raises(TransferError, match="not a challenge"):
@@ -218,7 +218,7 @@ def test_a_challenge_is_answered_once_and_only_where_there_is_a_key() -> None:
 def test_nobody_is_heard_before_the_proof(kind: Kind) -> None:
     """Whoever can connect could end, fill or keep alive another machine's transfer."""
     there = Eavesdropper()
-    reservation = there.receiver.reserve("r", 4, "prompt-0", 0.0)
+    reservation = there.receiver.reserve("r", 4, "prefill-0", 0.0)
     there.on_message(1, HandshakeClient(PROMPT, KEY, None).hello())
     stranger = Message(kind, 3, reservation.transfer, blocks=1, length_bytes=LAYOUT.block_bytes)
     assert there.receiver.place(1, stranger) is None
@@ -232,8 +232,8 @@ def test_a_machine_that_has_been_met_stays_who_it_is() -> None:
     """A machine could take another one's name later, and fill its transfers."""
     there = Eavesdropper(secret=None)
     there.meet(1, HandshakeClient(PROMPT, None, None))
-    assert there.on_message(1, HandshakeClient(replace(PROMPT, machine="prompt-1"), None, None).hello()) == []
-    assert there.receiver._peers == {1: "prompt-0"}
+    assert there.on_message(1, HandshakeClient(replace(PROMPT, machine="prefill-1"), None, None).hello()) == []
+    assert there.receiver._peers == {1: "prefill-0"}
 
 
 def test_a_name_that_cannot_be_written_is_refused() -> None:
@@ -248,7 +248,7 @@ def test_the_proofs_pass_a_channel() -> None:
     """The messages of a handshake would not be sent, or frames go before it has ended."""
     sending, receiving = in_memory_pair()
     there = Eavesdropper()
-    sender = Sender(PROMPT, needles(LAYOUT, BLOCKS), secret=KEY, looks_for=("token-0", 3))
+    sender = Sender(PROMPT, needles(LAYOUT, BLOCKS), secret=KEY, looks_for=("decode-0", 3))
     for _ in range(2):
         assert sender.receiver is None
         drive_sender(sender, sending, 0.0)

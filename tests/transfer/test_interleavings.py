@@ -32,7 +32,7 @@ class Interleavings(RuleBasedStateMachine):
         self.faults: list[Fault] = []
         self.pool = np.zeros((LAYOUT.layers, BLOCKS, LAYOUT.block_bytes), np.uint8)
         self.receiver = Receiver(
-            PeerInfo(machine="token-0", epoch=1, layout=LAYOUT), self.pool, lease_s=10.0, poison=True
+            PeerInfo(machine="decode-0", epoch=1, layout=LAYOUT), self.pool, lease_s=10.0, poison=True
         )
         self.channels: dict[int, InMemoryChannel] = {}
         self.reserved: list[Reservation] = []
@@ -45,7 +45,7 @@ class Interleavings(RuleBasedStateMachine):
         """Start the sender again, with a new epoch and a new channel; the old one is not closed by anybody."""
         self.epoch += 1
         self.source = needles(LAYOUT, BLOCKS, seed=self.epoch)
-        info = PeerInfo(machine="prompt-0", epoch=self.epoch, layout=LAYOUT)
+        info = PeerInfo(machine="prefill-0", epoch=self.epoch, layout=LAYOUT)
         self.sender = Sender(info, self.source, frame_bytes=2 * LAYOUT.block_bytes)
         self.channel, receiving = in_memory_pair(self.next_fault, room=5)
         self.channels[self.epoch] = receiving
@@ -70,7 +70,7 @@ class Interleavings(RuleBasedStateMachine):
         free = BLOCKS - self.receiver.used_bytes // (LAYOUT.layers * LAYOUT.block_bytes)
         try:
             key = f"r{len(self.reserved)}"
-            reservation = self.receiver.reserve(key, tokens, "prompt-0", self.now_s, offer=offer, wants_note=noted)
+            reservation = self.receiver.reserve(key, tokens, "prefill-0", self.now_s, offer=offer, wants_note=noted)
         except NoRoomError:
             assert blocks > free
             return

@@ -14,7 +14,7 @@ from phasesplit.transfer.layout import KvLayout, PeerInfo
 from phasesplit.transfer.messages import HEADER_BYTES, LONGEST_FRAME_BYTES, LONGEST_TEXT_BYTES, Kind, Message, unpack
 from transfer.wires import LAYOUT
 
-GREETING = PeerInfo(machine="prompt-3", epoch=7, layout=LAYOUT, blocks=9, capabilities=("layer-wise",))
+GREETING = PeerInfo(machine="prefill-3", epoch=7, layout=LAYOUT, blocks=9, capabilities=("layer-wise",))
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 

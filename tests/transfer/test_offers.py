@@ -16,22 +16,22 @@ from phasesplit.transfer.sender import Sender
 from phasesplit.transfer.states import Departure
 from transfer.wires import BLOCKS, LAYOUT, needles
 
-RESERVED = Reservation("token-0", 1, 7, 16, (0, 1, 2, 5), wants_note=True)
+RESERVED = Reservation("decode-0", 1, 7, 16, (0, 1, 2, 5), wants_note=True)
 
 
 @given(st.sets(st.integers(0, 4_000), min_size=1), st.text(), st.booleans())
 def test_an_offer_comes_back(blocks: set[int], key: str, wants_note: bool) -> None:
     """KV would go to other blocks than were reserved, or under another key."""
-    reservation = Reservation("token-0", 3, 9, 100, tuple(sorted(blocks)), wants_note)
+    reservation = Reservation("decode-0", 3, 9, 100, tuple(sorted(blocks)), wants_note)
     assert read_offer(offer_text(key, reservation), most_blocks=4_001) == (key, reservation)
 
 
 def test_neighbours_are_written_as_one_piece() -> None:
     """The offer for a long prompt would not fit into a message."""
-    text = offer_text("r", Reservation("token-0", 1, 1, 10**6, tuple(range(100_000))))
+    text = offer_text("r", Reservation("decode-0", 1, 1, 10**6, tuple(range(100_000))))
     assert len(text) < 200
     with pytest.raises(TransferError, match="in 100000 pieces"):
-        offer_text("r", Reservation("token-0", 1, 1, 10**6, tuple(range(0, 200_000, 2))))
+        offer_text("r", Reservation("decode-0", 1, 1, 10**6, tuple(range(0, 200_000, 2))))
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_what_is_no_offer_is_refused(change: dict[str, object]) -> None:
 
 
 def ready_sender() -> Sender:
-    """Return a sender that token-0 has welcomed."""
-    sender = Sender(PeerInfo(machine="prompt-0", epoch=1, layout=LAYOUT), needles(LAYOUT, BLOCKS))
-    theirs = PeerInfo(machine="token-0", epoch=1, layout=LAYOUT, blocks=BLOCKS)
+    """Return a sender that decode-0 has welcomed."""
+    sender = Sender(PeerInfo(machine="prefill-0", epoch=1, layout=LAYOUT), needles(LAYOUT, BLOCKS))
+    theirs = PeerInfo(machine="decode-0", epoch=1, layout=LAYOUT, blocks=BLOCKS)
     sender.on_message(Message(Kind.WELCOME, text=theirs.to_text()), 0.0)
     said(sender)
     return sender
@@ -125,7 +125,7 @@ def test_a_reservation_is_opened_once() -> None:
     assert sender.state("r") is Departure.OPEN
     with pytest.raises(TransferError, match="is open already"):
         sender.open(RESERVED, (0, 1, 2, 3), 100.0)
-    other = Message(Kind.OFFER, 1, 8, text=offer_text("r", Reservation("token-0", 1, 8, 4, (9,))))
+    other = Message(Kind.OFFER, 1, 8, text=offer_text("r", Reservation("decode-0", 1, 8, 4, (9,))))
     sender.on_message(other, 0.0)
     assert said(sender) == [(Kind.ABORT, 8)]
     sender.forget("r")
@@ -139,7 +139,7 @@ def test_offers_that_are_kept_without_orders_are_few_and_do_not_stay(monkeypatch
     monkeypatch.setattr(sending, "MOST_UNORDERED", 2)
     sender = ready_sender()
     for number, key in enumerate("abc", start=1):
-        text = offer_text(key, Reservation("token-0", 1, number, 4, (number,)))
+        text = offer_text(key, Reservation("decode-0", 1, number, 4, (number,)))
         sender.on_message(Message(Kind.OFFER, 1, number, text=text), 10.0)
     assert said(sender) == [(Kind.ABORT, 3)]
     sender.await_offer("b", 100.0)
@@ -151,7 +151,7 @@ def test_offers_that_are_kept_without_orders_are_few_and_do_not_stay(monkeypatch
 def test_an_offer_of_another_life_or_machine_is_refused() -> None:
     """KV would go to blocks that another process has reserved."""
     sender = ready_sender()
-    for machine, epoch, transfer in (("token-9", 1, 7), ("token-0", 2, 7), ("token-0", 1, 6)):
+    for machine, epoch, transfer in (("decode-9", 1, 7), ("decode-0", 2, 7), ("decode-0", 1, 6)):
         text = offer_text("r", Reservation(machine, epoch, transfer, 16, (0, 1, 2, 3)))
         sender.on_message(Message(Kind.OFFER, 1, 7, text=text), 0.0)
     sender.on_message(Message(Kind.OFFER, 0, 7, text=offer_text("r", RESERVED)), 0.0)
@@ -170,7 +170,7 @@ def test_notes_are_wanted_once_and_short() -> None:
     sender.note("r", b"x")
     with pytest.raises(TransferError, match="not wanted"):
         sender.note("r", b"x")
-    plain = Reservation("token-0", 1, 8, 4, (9,))
+    plain = Reservation("decode-0", 1, 8, 4, (9,))
     sender.open(plain, (4,), 100.0)
     with pytest.raises(TransferError, match="not wanted"):
         sender.note(plain, b"x")

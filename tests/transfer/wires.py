@@ -69,7 +69,7 @@ class Receiving:
         self.listener: TcpListener | SharedMemoryListener | NixlListener | None = None
         self.memories: list[NixlMemory] = []
         self.pool = self.shared.blocks if self.shared else np.zeros(shape, np.uint8)
-        info = PeerInfo(machine="token-0", epoch=epoch, layout=layout)
+        info = PeerInfo(machine="decode-0", epoch=epoch, layout=layout)
         self.receiver = Receiver(info, self.pool, lease_s=lease_s, poison=True)
         if transport == "tcp":
             self.listener = TcpListener()
@@ -142,7 +142,7 @@ class Wire(Receiving):
         self.source = needles(theirs or layout, blocks)
         memory = self.registered("prompt", self.source) if transport == "nixl" else None
         self.channel = sending or connect(transport, self.address, memory)
-        info = PeerInfo(machine="prompt-0", epoch=sender_epoch, layout=theirs or layout)
+        info = PeerInfo(machine="prefill-0", epoch=sender_epoch, layout=theirs or layout)
         self.sender = Sender(info, self.source, frame_bytes=frame_bytes)
         eventually(lambda: self.sender.receiver is not None or bool(self.sender.lost_because), self.both)
 
@@ -162,7 +162,7 @@ class Wire(Receiving):
 
     def reserve(self, tokens: int, owner: str = "r") -> Reservation:
         """Hold room for a prompt of our sender, and open it there from the end of the pool backwards."""
-        reservation = self.receiver.reserve(owner, tokens, "prompt-0", self.now_s)
+        reservation = self.receiver.reserve(owner, tokens, "prefill-0", self.now_s)
         self.sender.open(reservation, self.sources(reservation), deadline_s=self.now_s + 1_000.0)
         return reservation
 
@@ -196,8 +196,8 @@ def send_in_another_process() -> None:
     transport, address, blocks_text, layers = sys.argv[1:5]
     blocks = tuple(int(text) for text in blocks_text.split(","))
     channel = connect(transport, address)
-    sender = Sender(PeerInfo(machine="prompt-0", epoch=1, layout=LAYOUT), needles(LAYOUT, BLOCKS))
-    reservation = Reservation("token-0", 1, 1, len(blocks) * LAYOUT.block_tokens, blocks)
+    sender = Sender(PeerInfo(machine="prefill-0", epoch=1, layout=LAYOUT), needles(LAYOUT, BLOCKS))
+    reservation = Reservation("decode-0", 1, 1, len(blocks) * LAYOUT.block_tokens, blocks)
     eventually(lambda: sender.receiver is not None, lambda: drive_sender(sender, channel, 0.0))
     sender.open(reservation, blocks, 1_000.0)
     for layer in range(int(layers)):

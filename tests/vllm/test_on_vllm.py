@@ -175,8 +175,8 @@ def test_kv_of_another_layout_is_refused(pair: Pair, tmp_path: Path) -> None:
     prompt = prompt_of(200, 12)
     whole = pair.whole({"differs": prompt}, MOST)["differs"]
     with (
-        another("prompt-1", tmp_path, vllm={"block_size": 2 * BLOCK_TOKENS}) as wide,
-        another("prompt-2", tmp_path, vllm={"dtype": "bfloat16"}) as half,
+        another("prefill-1", tmp_path, vllm={"block_size": 2 * BLOCK_TOKENS}) as wide,
+        another("prefill-2", tmp_path, vllm={"dtype": "bfloat16"}) as half,
     ):
         for other, why in (
             (wide, f"layout block_tokens: ours is {BLOCK_TOKENS}, the peer's is {2 * BLOCK_TOKENS}"),
@@ -201,7 +201,7 @@ def test_a_killed_prompt_machine_and_its_next_life(pair: Pair, tmp_path: Path) -
     pair.prompt.await_report("prompt_started", "killed")
     pair.prompt.close()
     # From here on it is the pair's, whichever test comes next.
-    pair.prompt = Machine("prompt-0", tmp_path, epoch=pair.prompt.epoch + 1, patience=PATIENCE, environment=KEY)
+    pair.prompt = Machine("prefill-0", tmp_path, epoch=pair.prompt.epoch + 1, patience=PATIENCE, environment=KEY)
     assert pair.token.result("t.killed")["tokens"] == whole
     pair.token.await_free()
     pair.token.forget()

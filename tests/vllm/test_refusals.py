@@ -42,7 +42,7 @@ def connector(
         kv_role="kv_both",
         engine_id=engine,
         kv_load_failure_policy=failure,
-        kv_connector_extra_config={"machine": "token-0", "epoch": 1},
+        kv_connector_extra_config={"machine": "decode-0", "epoch": 1},
     )
     processes = ParallelConfig(distributed_executor_backend="mp", **parallel)
     spec = FullAttentionSpec(block_size=32, num_kv_heads=3, head_size=64, dtype=torch.float32)

@@ -86,10 +86,9 @@ def _pool(text: str) -> "tuple[str, int, Machine]":
 
     parts = text.split(":", 2)
     if len(parts) != 3:
-        raise SpecError.bad("--pool", text, "ROLE:COUNT:MACHINE, such as prompt:25:dgx-h100")
+        raise SpecError.bad("--pool", text, "ROLE:COUNT:MACHINE, such as prefill:25:dgx-h100")
     role, count, machine = parts
-    if role not in list(Role):
-        raise SpecError.unknown(f"--pool {text}, role", role, Role)
+    purpose = Role.parse(role, f"--pool {text}, role")
     if not (count.isascii() and count.isdigit() and 1 <= int(count[:12]) <= MOST_MACHINES):
         raise SpecError.bad(f"--pool {text}, count", count, f"a whole number from 1 to {MOST_MACHINES:,}")
-    return role, int(count), load_machine(machine, where=f"--pool {text}, machine")
+    return str(purpose), int(count), load_machine(machine, where=f"--pool {text}, machine")

@@ -38,5 +38,5 @@ WorkerName = Annotated[
 ]
 
 Home = Annotated[
-    str, option("--home", text="What it is for; by default unsplit.", metavar="prompt|token|mixed|unsplit")
+    str, option("--home", "--role", text="What it is for; by default unsplit.", metavar="prefill|decode|mixed|unsplit")
 ]

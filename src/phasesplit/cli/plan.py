@@ -70,7 +70,7 @@ def plan(
         option(
             "--slo",
             text="What has to hold: splitwise (default), splitwise*1.5, none, or limits such as "
-            "'ttft_p99<2s,tbt_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%'.",
+            "'ttft_p99<2s,itl_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%'.",
             metavar="SLO",
         ),
     ] = None,

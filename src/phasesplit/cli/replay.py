@@ -43,7 +43,7 @@ def replay(
     ] = None,
     as_json: Annotated[bool, option("--json", text="Print the result as JSON, and nothing else.")] = False,
 ) -> int:
-    """Send a trace to an endpoint, each request at its instant, and measure TTFT, TBT and E2E.
+    """Send a trace to an endpoint, each request at its instant, and measure TTFT, ITL and E2E.
 
     Prompts are random tokens of the trace's lengths; answers have the trace's lengths. Latencies count from the instant
     at which a request was due. A key for the endpoint is taken from PHASESPLIT_API_KEY.
@@ -180,7 +180,7 @@ def summary(measured: "Replay") -> dict[str, Any]:
 
     columns = measured.columns()
     answered = columns["error"] == ""
-    values = {name: columns[f"{name}_s"][answered] for name in ("ttft", "tbt_max", "e2e")} | {"tbt": measured.gaps_s}
+    values = {name: columns[f"{name}_s"][answered] for name in ("ttft", "itl_max", "e2e")} | {"itl": measured.gaps_s}
     found = {f"{name}_s": Exact(value.astype(np.float64)) for name, value in values.items()}
     output_tokens = int(columns["output_tokens"][answered].sum())
     late = measured.late
@@ -216,7 +216,7 @@ def _print(measured: "Replay") -> None:
     table = Table("latency", *(f"p{share * 100:g}" for share in _SHARES), "mean", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
-    for name in ("ttft", "tbt", "tbt_max", "e2e"):
+    for name in ("ttft", "itl", "itl_max", "e2e"):
         row = found[f"{name}_s"]
         table.add_row(name.upper().replace("_MAX", ", longest"), *map(_ms, row.values()))
     console = Console()

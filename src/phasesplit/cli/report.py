@@ -14,17 +14,17 @@ from phasesplit.simulation.result import Autoscaling, Result
 _WIDEST = 100
 _LATENCIES = {
     "ttft_s": "TTFT",
-    "tbt_s": "TBT, all gaps",
-    "tbt_mean_s": "TPOT, per request",
-    "tbt_max_s": "longest gap, per request",
+    "itl_s": "ITL, all gaps",
+    "itl_mean_s": "TPOT, per request",
+    "itl_max_s": "longest gap, per request",
     "e2e_s": "E2E",
-    "queue_s": "wait for prompt phase",
+    "queue_s": "wait for prefill",
     "transfer_exposed_s": "exposed KV transfer",
-    "token_queue_s": "wait for token phase",
+    "decode_queue_s": "wait for decode",
 }
 _SLO_METRICS = _LATENCIES | {
     "ttft_slowdown": "TTFT slowdown",
-    "tbt_slowdown": "TBT slowdown",
+    "itl_slowdown": "ITL slowdown",
     "e2e_slowdown": "E2E slowdown",
     "goodput_ratio": "goodput ratio",
 }
@@ -135,7 +135,7 @@ def _limits(verdict: SloVerdict) -> Any:
 
 
 def _pools(result: Result) -> Any:
-    table = _table("share of machine time", "busy", "prompt", "token", "mixed", "KV used", "mean batch")
+    table = _table("share of machine time", "busy", "prefill", "decode", "mixed", "KV used", "mean batch")
     for pool in result.pools:
         shares = (pool.busy_share, pool.prompt_share, pool.token_share, pool.mixed_share, pool.kv_share)
         table.add_row(pool.name, *(f"{share:.1%}" for share in shares), _number(pool.mean_batch))
@@ -145,8 +145,8 @@ def _pools(result: Result) -> Any:
 def _print_counts(console: Any, result: Result) -> None:
     counts = result.counts
     moves = {
-        "prompt to mixed": counts["prompt_to_mixed"],
-        "token to mixed": counts["token_to_mixed"],
+        "prefill to mixed": counts["prompt_to_mixed"],
+        "decode to mixed": counts["token_to_mixed"],
         "back": counts["returns"],
         "re-purposed": counts["repurposed"],
     }

@@ -33,8 +33,12 @@ def serve(
             metavar="NAME|PATH",
         ),
     ] = None,
-    prompt: Annotated[int | None, option("--prompt", text="Workers for prompts; by default 1.", metavar="N")] = None,
-    token: Annotated[int | None, option("--token", text="Workers for tokens; by default 1.", metavar="N")] = None,
+    prefill: Annotated[
+        int | None, option("--prefill", "--prompt", text="Workers for prefill; by default 1.", metavar="N")
+    ] = None,
+    decode: Annotated[
+        int | None, option("--decode", "--token", text="Workers for decode; by default 1.", metavar="N")
+    ] = None,
     mixed: Annotated[
         int | None, option("--mixed", text="Workers that do both, in the mixed pool.", metavar="N")
     ] = None,
@@ -87,9 +91,9 @@ def serve(
         option("--logs", text="Directory for the workers' logs; by default they come here.", metavar="DIR"),
     ] = None,
 ) -> int:
-    """Serve a model: prompts in one pool of processes, tokens in another, KV moving between them.
+    """Serve a model: prefill in one pool of processes, decode in another, KV moving between them.
 
-    Example: phasesplit serve --model tiny --prompt 1 --token 2
+    Example: phasesplit serve --model tiny --prefill 1 --decode 2
     """
     import asyncio
     import contextlib
@@ -100,7 +104,7 @@ def serve(
     asked = _asked(
         cluster,
         model=model,
-        pools={"prompt": prompt, "token": token, "mixed": mixed, "unsplit": unsplit},
+        pools={"prefill": prefill, "decode": decode, "mixed": mixed, "unsplit": unsplit},
         host=host,
         port=port,
         kv_memory=kv_memory,
@@ -182,11 +186,11 @@ def _pools(counts: dict[str, int | None]) -> dict[str, int]:
             raise SpecError.bad(f"--{role}", count, f"a whole number from 0 to {MOST_WORKERS}")
     asked = {role: count for role, count in counts.items() if count is not None}
     if "unsplit" not in asked and "mixed" not in asked:
-        asked = {"prompt": 1, "token": 1} | asked
-    if asked.get("unsplit") and any(asked.get(role) for role in ("prompt", "token", "mixed")):
-        raise SpecError("--unsplit: a cluster is either split (--prompt, --token, --mixed) or not")
-    if not any(asked.values()) or (bool(asked.get("prompt")) != bool(asked.get("token")) and not asked.get("mixed")):
-        raise SpecError("--prompt, --token: a split cluster needs workers for prompts and for tokens, or mixed ones")
+        asked = {"prefill": 1, "decode": 1} | asked
+    if asked.get("unsplit") and any(asked.get(role) for role in ("prefill", "decode", "mixed")):
+        raise SpecError("--unsplit: a cluster is either split (--prefill, --decode, --mixed) or not")
+    if not any(asked.values()) or (bool(asked.get("prefill")) != bool(asked.get("decode")) and not asked.get("mixed")):
+        raise SpecError("--prefill, --decode: a split cluster needs workers for both phases, or mixed ones")
     return {role: count for role, count in asked.items() if count}
 
 

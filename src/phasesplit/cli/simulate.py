@@ -34,7 +34,7 @@ def simulate(
         list[str] | None,
         option(
             "--pool",
-            text="Machines of one role (prompt, token, mixed or unsplit); may be repeated.",
+            text="Machines of one role (prefill, decode, mixed or unsplit); may be repeated.",
             metavar="ROLE:COUNT:MACHINE",
         ),
     ] = None,
@@ -117,7 +117,7 @@ def simulate(
         option(
             "--slo",
             text="Limits on latencies: splitwise (default), splitwise*1.5, none, or limits such as "
-            "'ttft_p99<2s,tbt_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%'.",
+            "'ttft_p99<2s,itl_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%'.",
             metavar="SLO",
         ),
     ] = "splitwise",

@@ -21,7 +21,7 @@ from phasesplit.cli.worker import (
     tell,
 )
 from phasesplit.errors import SpecError
-from phasesplit.protocol.roles import JOIN_KEY_VARIABLE, ROLES
+from phasesplit.protocol.roles import JOIN_KEY_VARIABLE
 
 
 def vllm_worker(
@@ -51,7 +51,7 @@ def vllm_worker(
         str,
         option(
             "--connector",
-            text="How KV moves: phasesplit (layer by layer), nixl (vLLM's own, when the prompt phase is over), none.",
+            text="How KV moves: phasesplit (layer by layer), nixl (vLLM's own, when prefill is over), none.",
             metavar="phasesplit|nixl|none",
         ),
     ] = "phasesplit",
@@ -89,7 +89,7 @@ def vllm_worker(
 ) -> int:
     """Start vLLM's API server, and let it join a gateway as a worker; Ctrl-C lets it finish what it has begun.
 
-    Example: phasesplit vllm-worker --join http://10.0.0.5:8080 --home token --model /models/llama --key-file join.key
+    Example: phasesplit vllm-worker --join http://10.0.0.5:8080 --home decode --model /models/llama --key-file join.key
     """
     if parent is not None:
         from phasesplit.serving.parent import end_with_parent
@@ -98,6 +98,7 @@ def vllm_worker(
     import asyncio
     import sys
 
+    from phasesplit.domain.cluster import Role
     from phasesplit.files.serve_files import only_key, read_keys
     from phasesplit.serving import naming
     from phasesplit.serving.announcing import Gateway
@@ -105,8 +106,7 @@ def vllm_worker(
     from phasesplit.serving.vllm_worker import run_vllm_worker
     from phasesplit.serving.worker import WorkerPlace
 
-    if home not in ROLES:
-        raise SpecError.unknown("--home", home, ROLES)
+    home = str(Role.parse(home, "--home"))
     called = naming.worker_name(name, home)
     if not model:
         raise SpecError("--model: vLLM needs a directory with safetensors or a hub's name")

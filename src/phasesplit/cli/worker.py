@@ -9,7 +9,7 @@ import typer
 
 from phasesplit.cli.options import Home, Join, WorkerName, option
 from phasesplit.errors import SpecError
-from phasesplit.protocol.roles import JOIN_KEY_VARIABLE, ROLES, is_loopback
+from phasesplit.protocol.roles import JOIN_KEY_VARIABLE, is_loopback
 
 if TYPE_CHECKING:
     from phasesplit.serving.announcing import Gateway
@@ -72,7 +72,7 @@ def worker(
 ) -> int:
     """Run one worker, and let it join a gateway; Ctrl-C lets it finish what it has begun.
 
-    Example: phasesplit worker --join http://10.0.0.5:8080 --home token --key-file join.key
+    Example: phasesplit worker --join http://10.0.0.5:8080 --home decode --key-file join.key
     """
     interpret_scheduling()
     if parent is not None:
@@ -82,6 +82,7 @@ def worker(
     import asyncio
     import contextlib
 
+    from phasesplit.domain.cluster import Role
     from phasesplit.engine.fetch import model_path
     from phasesplit.files.places import fields_of
     from phasesplit.files.rules import rules_setting
@@ -92,8 +93,7 @@ def worker(
     from phasesplit.serving.sockets import socket_directory
     from phasesplit.serving.worker import WorkerPlace, run_worker
 
-    if home not in ROLES:
-        raise SpecError.unknown("--home", home, ROLES)
+    home = str(Role.parse(home, "--home"))
     gateway = Gateway.from_text(join) if join is not None else None
     key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(JOIN_KEY_VARIABLE)
     address = host or facing(gateway)

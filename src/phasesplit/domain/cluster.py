@@ -11,12 +11,35 @@ from phasesplit.errors import SpecError
 
 
 class Role(StrEnum):
-    """What the machines of a pool are for."""
+    """What the machines of a pool are for.
 
-    PROMPT = "prompt"
-    TOKEN = "token"
+    The paper's words for the first two, "prompt" and "token", are understood wherever a role is read.
+    """
+
+    PREFILL = "prefill"
+    DECODE = "decode"
     MIXED = "mixed"
     UNSPLIT = "unsplit"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Role | None":
+        return {"prompt": cls.PREFILL, "token": cls.DECODE}.get(str(value))
+
+    @classmethod
+    def parse(cls, text: object, where: str) -> "Role":
+        """Return the role that a person wrote.
+
+        Args:
+            text: One of the roles, or the paper's word for one.
+            where: Where it was written, for the message.
+
+        Raises:
+            SpecError: There is no such role.
+        """
+        try:
+            return cls(str(text))
+        except ValueError:
+            raise SpecError.unknown(where, str(text), cls) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +68,7 @@ class Cluster:
     Attributes:
         name: As in reports.
         model: The model that every instance holds.
-        pools: At least one; either all unsplit, or a way for both phases (prompt and token machines, or mixed ones).
+        pools: At least one; either all unsplit, or a way for both phases (prefill and decode machines, or mixed ones).
         reference: Phase times of the model on the machine that slowdowns compare with; None: no slowdowns.
 
     Raises:
@@ -70,19 +93,19 @@ class Cluster:
             raise SpecError.bad(
                 "pools",
                 [str(role) for role in sorted(roles)],
-                "either only unsplit pools, or prompt, token and mixed ones",
+                "either only unsplit pools, or prefill, decode and mixed ones",
             )
-        if not (roles & {Role.PROMPT, Role.MIXED, Role.UNSPLIT}):
+        if not (roles & {Role.PREFILL, Role.MIXED, Role.UNSPLIT}):
             raise SpecError.bad(
                 "pools",
                 [str(role) for role in sorted(roles)],
-                "at least one prompt, mixed or unsplit pool for the prompt phase",
+                "at least one prefill, mixed or unsplit pool for prefill",
             )
-        if not (roles & {Role.TOKEN, Role.MIXED, Role.UNSPLIT}):
+        if not (roles & {Role.DECODE, Role.MIXED, Role.UNSPLIT}):
             raise SpecError.bad(
                 "pools",
                 [str(role) for role in sorted(roles)],
-                "at least one token, mixed or unsplit pool for the token phase",
+                "at least one decode, mixed or unsplit pool for decode",
             )
 
     @property
@@ -92,5 +115,5 @@ class Cluster:
 
     @property
     def split(self) -> bool:
-        """Whether prompt and token phase may run on different machines."""
+        """Whether prefill and decode may run on different machines."""
         return all(pool.role != Role.UNSPLIT for pool in self.pools)

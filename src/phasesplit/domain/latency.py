@@ -1,6 +1,6 @@
 """Latencies of requests: what each is, and distributions of them, exact or binned.
 
-TTFT = first token instant - arrival. TBT = the gap between consecutive output tokens of one request. TPOT = (last -
+TTFT = first token instant - arrival. ITL = the gap between consecutive output tokens of one request. TPOT = (last -
 first token) / (output tokens - 1), undefined at one token. E2E = last token instant - arrival.
 """
 

@@ -90,7 +90,7 @@ SPLITWISE = Slo(
     "splitwise",
     tuple(
         Limit(f"{metric}_slowdown", percentile, below)
-        for metric, bounds in {"ttft": (2.0, 3.0, 6.0), "tbt": (1.25, 1.5, 5.0), "e2e": (1.25, 1.5, 5.0)}.items()
+        for metric, bounds in {"ttft": (2.0, 3.0, 6.0), "itl": (1.25, 1.5, 5.0), "e2e": (1.25, 1.5, 5.0)}.items()
         for percentile, below in zip((50.0, 90.0, 99.0), bounds, strict=True)
     ),
 )
@@ -145,10 +145,10 @@ def judge(slo: Slo, metrics: Mapping[str, Distribution], *, complete: bool) -> S
 def alone_s(
     reference: PhaseTimes, prompt_tokens: NDArray[np.int32], output_tokens: NDArray[np.int32], *, published: bool
 ) -> tuple[Floats, Floats, Floats]:
-    """Return TTFT, mean TBT and E2E of requests that have a reference machine to themselves, in seconds, (n,) each.
+    """Return TTFT, mean ITL and E2E of requests that have a reference machine to themselves, in seconds, (n,) each.
 
     Decode of a lone request is token_time(1, context) summed over its growing context. The published simulator
-    takes one decode time for all of it, looked up at the prompt's size. The mean TBT is NaN at one output token.
+    takes one decode time for all of it, looked up at the prompt's size. The mean ITL is NaN at one output token.
 
     Args:
         reference: Phase times of the model on the reference machine.
@@ -162,6 +162,6 @@ def alone_s(
     gaps = output_tokens.astype(np.float64) - 1
     ttft_s = reference.prompt_time_s(prompt)
     # The i-th further token reads prompt + i tokens of context, i = 1 .. gaps: on the mean, prompt + (gaps + 1) / 2.
-    tbt_s = reference.token_time_s(prompt, 0) if published else reference.token_time_s(1, prompt + (gaps + 1) / 2)
-    e2e_s = ttft_s + tbt_s * gaps
-    return ttft_s, np.where(gaps > 0, tbt_s, np.nan), e2e_s
+    itl_s = reference.token_time_s(prompt, 0) if published else reference.token_time_s(1, prompt + (gaps + 1) / 2)
+    e2e_s = ttft_s + itl_s * gaps
+    return ttft_s, np.where(gaps > 0, itl_s, np.nan), e2e_s

@@ -1,4 +1,4 @@
-"""SLOs as a person writes them: `splitwise*1.5`, `ttft_p99<2s,tbt_p99<100ms`, `goodput(ttft<2s,tpot<50ms)>=95%`."""
+"""SLOs as a person writes them: `splitwise*1.5`, `ttft_p99<2s,itl_p99<100ms`, `goodput(ttft<2s,tpot<50ms)>=95%`."""
 
 import re
 
@@ -8,13 +8,16 @@ from phasesplit.errors import SpecError
 NAMED_SLOS = {"splitwise": SPLITWISE, "none": Slo("none", ())}
 """SLOs that have a name."""
 
-_SLOWDOWNS = {name: name for name in ("ttft_slowdown", "tbt_slowdown", "e2e_slowdown")}
-_OF_A_REQUEST = {"ttft": "ttft_s", "tpot": "tbt_mean_s", "tbt_max": "tbt_max_s", "e2e": "e2e_s", **_SLOWDOWNS}
-_ON_PERCENTILES = {**_OF_A_REQUEST, "tbt": "tbt_s", "queue": "queue_s"}
+_SLOWDOWNS = {name: name for name in ("ttft_slowdown", "itl_slowdown", "e2e_slowdown")}
+_OF_A_REQUEST = {"ttft": "ttft_s", "tpot": "itl_mean_s", "itl_max": "itl_max_s", "e2e": "e2e_s", **_SLOWDOWNS}
+_ON_PERCENTILES = {**_OF_A_REQUEST, "itl": "itl_s", "queue": "queue_s"}
 # A request is good only if all of its gaps are, that is its largest.
-_IN_GOODPUT = {**_OF_A_REQUEST, "tbt": "tbt_max_s"}
+_IN_GOODPUT = {**_OF_A_REQUEST, "itl": "itl_max_s"}
 
-_EXAMPLE = "ttft_p99<2s,tbt_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%"
+# The paper says TBT for ITL; an SLO may, too.
+_PAPERS_NAMES = {"tbt": "itl", "tbt_max": "itl_max", "tbt_slowdown": "itl_slowdown"}
+
+_EXAMPLE = "ttft_p99<2s,itl_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%"
 _SCALED = re.compile(r"(?P<slo>\w+|\([^*]+\))\*(?P<factor>[^*()]*)")
 _GOODPUT = re.compile(r"goodput\((?P<each>[^()]*)\)>=(?P<share>[\d.]+)%")
 _LIMIT = re.compile(r"(?P<metric>\w+?)(?:_p(?P<percentile>[\d.]+))?<(?P<number>[\d.]+)(?P<unit>[a-z]*)")
@@ -28,8 +31,8 @@ def parse_slo(text: str, where: str = "SLO") -> Slo:
         text: A name from `NAMED_SLOS`; or limits with commas between them: `METRIC_pPERCENTILE<VALUE`, with a unit (ms
             or s) for times and none for slowdowns, and perhaps a share of requests that must each keep all of some
             limits, `goodput(METRIC<VALUE,...)>=PERCENT%`. A factor loosens or tightens all limits: `splitwise*1.5`,
-            `(ttft_p99<2s,tbt_p99<100ms)*0.5`. `tbt` is every gap between tokens (in a goodput the request's largest),
-            `tpot` the mean gap of a request.
+            `(ttft_p99<2s,itl_p99<100ms)*0.5`. `itl` is every gap between tokens (in a goodput the request's largest),
+            `tpot` the mean gap of a request; the paper's `tbt` is understood for `itl`.
         where: How the person knows the place the text came from, for the message.
 
     Raises:
@@ -93,9 +96,10 @@ def _limit(text: str, where: str) -> Limit:
 
 
 def _metric(name: str, known: dict[str, str], where: str) -> str:
-    if name not in known:
+    named = _PAPERS_NAMES.get(name, name)
+    if named not in known:
         raise SpecError.unknown(f"{where}, metric", name, known)
-    return known[name]
+    return known[named]
 
 
 def _value(found: re.Match[str], metric: str, where: str) -> float:

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from phasesplit.domain.cluster import Role
 from phasesplit.engine.server_completions import Completions
 from phasesplit.engine.server_feed import Feed
 from phasesplit.engine.server_worker import Worker
@@ -142,9 +143,10 @@ class _Orders:
             return _refused(
                 409, f"epoch: got {order.get('epoch')!r}, this worker is in epoch {self._worker.epoch}", "stale_epoch"
             )
-        if order.get("role") not in ROLES:
+        try:
+            self._worker.role = str(Role(str(order.get("role"))))
+        except ValueError:
             return _refused(400, f"role: got {str(order.get('role'))[:40]!r}, allowed is one of {', '.join(ROLES)}")
-        self._worker.role = order["role"]
         self._worker.feed.nudge()
         return JsonAnswer(200, {"role": self._worker.role})
 

@@ -104,7 +104,7 @@ def _use(result: Result) -> str:
 
 CAPTIONS: dict[str, Callable[[Result], str]] = {
     "ttft": _tail("ttft_s", "the requests get their first token"),
-    "tbt": _tail("tbt_s", "the tokens follow the one before"),
+    "itl": _tail("itl_s", "the tokens follow the one before"),
     "e2e": _tail("e2e_s", "the requests end"),
     "slo": _slo,
     "machines": _machines,

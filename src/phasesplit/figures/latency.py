@@ -21,7 +21,7 @@ _TICKS = (0.0, 50.0, 90.0, 99.0, HIGHEST)
 _LEAST_SPAN = 5.0
 _SHOWN_RATIO = 1.6
 
-METRIC_COLOURS = {"ttft": "prompt", "tbt": "token", "e2e": "unsplit"}
+METRIC_COLOURS = {"ttft": "prefill", "itl": "decode", "e2e": "unsplit"}
 """Names of the colours of a metric, by the first part of its name."""
 
 
@@ -179,5 +179,5 @@ def _draw_finding(axes: Any, row: float, finding: Finding) -> None:
 
 
 def short_name(metric: str) -> str:
-    """Return TTFT, TBT or E2E for any metric of it."""
+    """Return TTFT, ITL or E2E for any metric of it."""
     return metric.partition("_")[0].upper()

@@ -43,7 +43,7 @@ def metric_of(result: Result, metric: str) -> Distribution:
 
 LATENCY_PANELS = (
     Panel("ttft", _latency("ttft_s", "TTFT: time to first token", "requests")),
-    Panel("tbt", _latency("tbt_s", "TBT: gaps between tokens", "gaps")),
+    Panel("itl", _latency("itl_s", "ITL: gaps between tokens", "gaps")),
     Panel("e2e", _latency("e2e_s", "E2E: whole requests", "requests")),
 )
 SLO_PANEL = Panel("slo", lambda axes, result: draw_slo(axes, result.slo))

@@ -167,7 +167,7 @@ def _draw_curve(axes: Any, plan: Plan) -> None:
     axes.plot(counts, worst, color=colour("unsplit"), linewidth=1.4)
     for count, height, answer in zip(counts, worst, answers, strict=True):
         style = "o" if answer.worst <= _HIGHEST_DRAWN else "^"
-        axes.plot(count, height, style, markersize=5, color=colour("unsplit" if answer.holds else "token"))
+        axes.plot(count, height, style, markersize=5, color=colour("unsplit" if answer.holds else "decode"))
     axes.axhline(1.0, color=colour("ink"), linewidth=1.0)
     axes.axvline(best.found.counts[0], color=colour("alarm"), linewidth=1.0, linestyle="dashed")
     top = min(_HIGHEST_DRAWN, max(1.2, float(worst.max()))) * 1.1

@@ -73,7 +73,7 @@ def latency_metrics(plan: Plan) -> list[str]:
     """Return the metrics that the SLO limits, in its order, and others to make it three."""
     limited = list(dict.fromkeys(limit.metric for limit in plan.problem.slo.limits))
     families = {metric.partition("_")[0] for metric in limited}
-    more = [metric for metric in ("ttft_s", "tbt_s", "e2e_s") if metric.partition("_")[0] not in families]
+    more = [metric for metric in ("ttft_s", "itl_s", "e2e_s") if metric.partition("_")[0] not in families]
     return limited + more[: max(0, _LEAST_LATENCIES - len(limited))]
 
 
@@ -97,7 +97,7 @@ def map_line(plan: Plan) -> str:
 
 def _latency(plan: Plan, result: Result | None, metric: str) -> PlanPanel:
     name = "Share of the limits taken" if metric == GOODPUT_RATIO else readable.metric_name(metric)
-    of = "gaps" if metric == "tbt_s" else "requests"
+    of = "gaps" if metric == "itl_s" else "requests"
 
     def draw(axes: Any) -> None:
         if result is None:

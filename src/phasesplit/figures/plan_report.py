@@ -51,7 +51,10 @@ PLAN_GLOSSARY = (
     ("chunked, whole prompts", "prompts computed in pieces beside the token phase; or one after the other, first"),
     ("capacity", "the highest rate at which a cluster keeps the SLO on the seeds"),
     ("slowdown", "a latency over that of the same request alone on the reference machine"),
-    ("TTFT, TBT, E2E", "time to first token; time between tokens; time from arrival to last token"),
+    (
+        "TTFT, ITL, E2E",
+        "time to first token; inter-token latency, the gap between two tokens; time from arrival to last token",
+    ),
     ("SLO", "service-level objective: limits on percentiles, all of which must hold"),
     ("provisioned power", "what must be reserved for the machines, whatever they draw"),
     ("CO₂e", "greenhouse gases of the electricity drawn and of making the machines"),

@@ -8,7 +8,7 @@ from phasesplit.figures.plan_words import bought
 from phasesplit.figures.style import colour, note, title
 from phasesplit.planning.plan import Plan
 
-_POOLS = ("prompt", "token", "unsplit")
+_POOLS = ("prefill", "decode", "unsplit")
 """Pools, each with a colour of its name."""
 _MOST_SHOWN = 1.3
 _NEAR_LINE = 0.82

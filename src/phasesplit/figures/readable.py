@@ -8,15 +8,15 @@ NONE = "–"
 
 METRIC_NAMES = {
     "ttft_s": "TTFT",
-    "tbt_s": "TBT, all gaps",
-    "tbt_mean_s": "TBT, mean of a request",
-    "tbt_max_s": "TBT, largest of a request",
+    "itl_s": "ITL, all gaps",
+    "itl_mean_s": "TPOT",
+    "itl_max_s": "ITL, largest of a request",
     "e2e_s": "E2E",
-    "queue_s": "prompt queue",
+    "queue_s": "prefill queue",
     "transfer_exposed_s": "exposed transfer",
-    "token_queue_s": "token queue",
+    "decode_queue_s": "decode queue",
     "ttft_slowdown": "TTFT slowdown",
-    "tbt_slowdown": "TBT slowdown",
+    "itl_slowdown": "ITL slowdown",
     "e2e_slowdown": "E2E slowdown",
     "goodput_ratio": "goodput",
 }

@@ -32,7 +32,7 @@ GLOSSARY = (
     ("prompt phase", "computes the prompt's tokens and emits the first output token; bound by arithmetic (prefill)"),
     ("token phase", "emits the other output tokens, one an iteration; bound by memory bandwidth (decode)"),
     ("TTFT", "time to first token: first token - arrival"),
-    ("TBT", "time between tokens: the gap between two consecutive output tokens of one request"),
+    ("ITL", "inter-token latency: the gap between two consecutive output tokens of one request"),
     ("E2E", "end to end: last token - arrival"),
     ("p50, p90, p99", "the value that 50, 90 or 99 in a hundred stay at or below"),
     ("slowdown", "a value over that of the same request alone on the reference machine"),
@@ -121,8 +121,8 @@ def _key_figures(result: Result) -> Markup:
             ("arrivals a second", Value(result.rate_per_s, readable.number(result.rate_per_s or float("nan")))),
             ("TTFT, median", at("ttft_s", 0.5)),
             ("TTFT, p99", at("ttft_s", 0.99)),
-            ("TBT, median", at("tbt_s", 0.5)),
-            ("TBT, p99", at("tbt_s", 0.99)),
+            ("ITL, median", at("itl_s", 0.5)),
+            ("ITL, p99", at("itl_s", 0.99)),
             ("a million output tokens", Value(per_million, readable.usd(per_million))),
         ]
     )

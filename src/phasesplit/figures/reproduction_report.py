@@ -30,7 +30,7 @@ from phasesplit.planning.study_parts import Part, ladders, parts
 from phasesplit.planning.study_rows import Row
 
 _COLUMNS = ("", "published", "ours, as published", "ours, default", "default, bursty arrivals")
-_COLOURS = {"Splitwise": "token", "Baseline": "unsplit"}
+_COLOURS = {"Splitwise": "decode", "Baseline": "unsplit"}
 
 
 def write_reproduction_html(found: Findings, path: str | Path) -> None:

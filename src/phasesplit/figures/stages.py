@@ -13,11 +13,11 @@ from phasesplit.simulation.result import Result
 Floats = NDArray[np.float64]
 
 STAGES = (
-    ("prompt queue", "prompt-wait"),
-    ("prompt phase", "prompt"),
+    ("prefill queue", "prefill-wait"),
+    ("prefill", "prefill"),
     ("transfer", "transfer"),
-    ("token queue", "token-wait"),
-    ("token phase", "token"),
+    ("decode queue", "decode-wait"),
+    ("decode", "decode"),
 )
 """The stages in the order in which a request goes through them, and the names of their colours."""
 _LEAST_LABELLED = 0.2
@@ -39,7 +39,7 @@ class Split:
 def mean_split(result: Result) -> Split | None:
     """Return the time of the mean completed request by stage, None where none completed."""
     total_s = {
-        name: _total_s(result, name) for name in ("queue_s", "ttft_s", "transfer_exposed_s", "token_queue_s", "e2e_s")
+        name: _total_s(result, name) for name in ("queue_s", "ttft_s", "transfer_exposed_s", "decode_queue_s", "e2e_s")
     }
     requests = result.metrics["e2e_s"].count if "e2e_s" in result.metrics else 0
     if not requests:
@@ -61,7 +61,7 @@ def slowest_split(result: Result, *, stages: int) -> Split | None:
         return None
     columns = [
         np.nan_to_num(result.columns[name][completed])
-        for name in ("queue_s", "ttft_s", "transfer_exposed_s", "token_queue_s", "e2e_s")
+        for name in ("queue_s", "ttft_s", "transfer_exposed_s", "decode_queue_s", "e2e_s")
     ]
     stage_s = _by_stage(*columns)
     order = np.argsort(stage_s[:stages].sum(axis=0), kind="stable")
@@ -75,8 +75,8 @@ def _total_s(result: Result, metric: str) -> float:
     return found.mean * found.count if found is not None and found.count else 0.0
 
 
-def _by_stage(queue_s: Any, ttft_s: Any, transfer_s: Any, token_queue_s: Any, e2e_s: Any) -> Floats:
-    stages = [queue_s, ttft_s - queue_s, transfer_s, token_queue_s, e2e_s - ttft_s - transfer_s - token_queue_s]
+def _by_stage(queue_s: Any, ttft_s: Any, transfer_s: Any, decode_queue_s: Any, e2e_s: Any) -> Floats:
+    stages = [queue_s, ttft_s - queue_s, transfer_s, decode_queue_s, e2e_s - ttft_s - transfer_s - decode_queue_s]
     held: Floats = np.maximum(np.array(stages), 0.0)
     return held
 

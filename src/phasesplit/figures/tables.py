@@ -21,8 +21,8 @@ COUNT_NAMES = {
     "preemptions": "preemptions",
     "evictions": "evictions",
     "refilled": "prompts computed again because their KV found no room",
-    "prompt_to_mixed": "prompt machines that moved to the mixed pool",
-    "token_to_mixed": "token machines that moved to the mixed pool",
+    "prompt_to_mixed": "prefill machines that moved to the mixed pool",
+    "token_to_mixed": "decode machines that moved to the mixed pool",
     "returns": "moves back home",
     "repurposed": "machines that changed their home for good",
     "layerwise": "transfers layer by layer",
@@ -88,7 +88,7 @@ def pools(result: Result) -> Markup:
         shares = (pool.prompt_share, pool.token_share, pool.mixed_share, 1 - pool.busy_share, pool.kv_share)
         cells = [Value(share, readable.percent(max(share, 0.0))) for share in shares]
         rows.append((pool.name, *cells, Value(pool.mean_batch, readable.number(pool.mean_batch))))
-    return table(("", "prompt", "token", "mixed", "idle", "KV in use", "mean batch"), rows)
+    return table(("", "prefill", "decode", "mixed", "idle", "KV in use", "mean batch"), rows)
 
 
 def phase_times(result: Result) -> Markup:

@@ -54,7 +54,7 @@ def draw_batches(axes: Any, result: Result) -> None:
 def draw_use(axes: Any, result: Result) -> None:
     """Draw what the machines of each pool of the cluster spend their time on."""
     uses = result.pools
-    title(axes, "What machines do", [(name, name) for name in ("prompt", "token", "mixed", "idle")])
+    title(axes, "What machines do", [(name, name) for name in ("prefill", "decode", "mixed", "idle")])
     for row, use in zip(range(len(uses), 0, -1), uses, strict=True):
         _draw_shares(axes, row, use)
         axes.text(0, row + 0.27, readable.shortened(use.name, _LONGEST_NAME), va="bottom", fontweight="bold")
@@ -67,7 +67,7 @@ def draw_use(axes: Any, result: Result) -> None:
 def _draw_shares(axes: Any, row: int, use: PoolUse) -> None:
     begin = 0.0
     idle = max(0.0, 1 - use.busy_share)
-    parts = ((use.prompt_share, "prompt"), (use.token_share, "token"), (use.mixed_share, "mixed"), (idle, "idle"))
+    parts = ((use.prompt_share, "prefill"), (use.token_share, "decode"), (use.mixed_share, "mixed"), (idle, "idle"))
     for share, tint in parts:
         axes.barh(row, share, left=begin, height=0.46, color=colour(tint))
         if share > _LEAST_LABELLED:

@@ -30,18 +30,18 @@ from phasesplit.figures.style import colour, note, title
 from phasesplit.figures.svg import inline_svg
 from phasesplit.files.compression import write_bytes
 
-_NAMES = {"ttft_s": "TTFT: time to first token", "tbt_s": "TBT: gaps between tokens", "e2e_s": "E2E: whole requests"}
+_NAMES = {"ttft_s": "TTFT: time to first token", "itl_s": "ITL: gaps between tokens", "e2e_s": "E2E: whole requests"}
 _STAGE_COLOURS = {
-    "queue": "prompt-wait",
-    "prompt phase": "prompt",
+    "queue": "prefill-wait",
+    "prompt phase": "prefill",
     "exposed transfer": "transfer",
-    "wait": "token-wait",
-    "token phase": "token",
+    "wait": "decode-wait",
+    "token phase": "decode",
     "front end": "idle",
 }
 _GLOSSARY = (
     ("TTFT", "time to first token: first token - the instant at which the request was due"),
-    ("TBT", "time between tokens: the gap between two consecutive output tokens of one request"),
+    ("ITL", "inter-token latency: the gap between two consecutive output tokens of one request"),
     ("E2E", "end to end: last token - the instant at which the request was due"),
     ("queue", "from arrival until the prompt phase runs"),
     ("prompt phase", "until the first token"),
@@ -144,7 +144,7 @@ def _key_figures(record: Mapping[str, Any]) -> list[tuple[str, Cell]]:
     by_name = {figure["name"]: figure for figure in record["latencies"]}
     met = sum(figure["met"] is True for figure in record["latencies"])
     entries: list[tuple[str, Cell]] = [("goals met", Value(met, f"{met} of {len(record['latencies'])}"))]
-    for metric in ("TTFT", "TBT", "E2E"):
+    for metric in ("TTFT", "ITL", "E2E"):
         figure = by_name[f"{metric} p50"]
         error = _known(figure["error"])
         entries.append((f"{metric} p50, measured", Value(_known(figure["measured"]), _shown(figure, "measured"))))
@@ -231,9 +231,9 @@ def _basis(record: Mapping[str, Any]) -> list[str]:
 
 def _curves(record: Mapping[str, Any], metric: str, name: str) -> Drawing:
     kept = record["distributions"]
-    sides = [("measured", "unsplit"), ("predicted", "prompt")]
+    sides = [("measured", "unsplit"), ("predicted", "prefill")]
     curves = [(side, tint, _Quantiles(kept["shares"], kept[metric][side])) for side, tint in sides]
-    of = "gaps" if metric == "tbt_s" else "requests"
+    of = "gaps" if metric == "itl_s" else "requests"
 
     def draw(axes: Any) -> None:
         if all(one.count for _, _, one in curves):

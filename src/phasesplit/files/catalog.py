@@ -177,8 +177,7 @@ def build_cluster(
     built: list[Pool] = []
     for role, count, which in pools:
         machine = which if isinstance(which, Machine) else load_machine(which, where=f"pool {role}:{count}, machine")
-        if role not in list(Role):
-            raise SpecError.unknown("pool, role", str(role), Role)
+        purpose = Role.parse(role, "pool, role")
         times = phase_times(
             served,
             machine,
@@ -187,7 +186,7 @@ def build_cluster(
             overhead_per_layer_s=overhead_per_layer_s,
             source=source,
         )
-        built.append(Pool(role=Role(role), count=count, machine=machine, times=times))
+        built.append(Pool(role=purpose, count=count, machine=machine, times=times))
     described = " + ".join(f"{pool.count} {pool.role} {pool.machine.name}" for pool in built)
     compared_with = reference if isinstance(reference, Machine) else load_machine(reference, where="reference machine")
     return Cluster(

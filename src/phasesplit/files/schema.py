@@ -66,9 +66,10 @@ def _name(value: object) -> str:
 
 
 def _role(value: object) -> Role:
-    if value not in list(Role):
-        raise ValueError(" or ".join(Role))
-    return Role(str(value))
+    try:
+        return Role(str(value))
+    except ValueError:
+        raise ValueError(" or ".join(Role)) from None
 
 
 def _pools(value: object) -> object:

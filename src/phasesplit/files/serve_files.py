@@ -70,7 +70,7 @@ class ServedCluster:
 
     name: str = "cluster"
     model: str = "default"
-    pools: Mapping[str, int] = field(default_factory=lambda: {"prompt": 1, "token": 1})
+    pools: Mapping[str, int] = field(default_factory=lambda: {"prefill": 1, "decode": 1})
     rules: Rules = field(default_factory=lambda: Rules(block_tokens=BLOCK_TOKENS))
     host: str = "127.0.0.1"
     port: int = 8080

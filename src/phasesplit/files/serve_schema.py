@@ -16,9 +16,10 @@ _MOST_THREADS = 1_024
 
 
 def _role(value: object) -> Role:
-    if value not in list(Role):
-        raise ValueError(" or ".join(Role))
-    return Role(str(value))
+    try:
+        return Role(str(value))
+    except ValueError:
+        raise ValueError(" or ".join(Role)) from None
 
 
 def _machine(value: object) -> str:

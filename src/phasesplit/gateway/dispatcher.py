@@ -18,7 +18,7 @@ from phasesplit.gateway.decisions import Decisions, Placed, Sink
 from phasesplit.gateway.estimates import SOON_S, Backlog, OutputLength
 from phasesplit.gateway.leases import Leases, Purpose, Reason
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.registry import BreakerRule, Machine, MachineView, Move, WorkerRegistry, check_home
+from phasesplit.gateway.registry import BreakerRule, Machine, MachineView, Move, WorkerRegistry, checked_home
 from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
 from phasesplit.scheduling.rules import Rules
 
@@ -127,7 +127,7 @@ class Dispatcher:
         Raises:
             RequestError: The epoch is out of date or there is no place left (409), or a value is wrong (400).
         """
-        check_home(home)
+        home = checked_home(home)
         if capacity_blocks < 1:
             raise RequestError(f"machine {name}: {capacity_blocks} KV blocks hold nothing", param="capacity_blocks")
         machine = self.registry.admit(name, epoch)
@@ -386,8 +386,8 @@ class Dispatcher:
         )
         self._reservations[key] = live
         if live.prompt is not live.token:
-            live.prompt_lease = self._lease(live.prompt, key, prompt_tokens + 1, Purpose.PROMPT, now_s)
-        live.token_lease = self._lease(live.token, key, prompt_tokens + expected_tokens, Purpose.TOKEN, now_s)
+            live.prompt_lease = self._lease(live.prompt, key, prompt_tokens + 1, Purpose.PREFILL, now_s)
+        live.token_lease = self._lease(live.token, key, prompt_tokens + expected_tokens, Purpose.DECODE, now_s)
         self.pending_prompt_tokens += prompt_tokens
         live.prompt.rate.begin(now_s)
         return live
@@ -425,7 +425,7 @@ class Dispatcher:
         expired: dict[str, Lost] = {}
         for lease in self.leases.expire(now_s):
             live = self._reservations[lease.request]
-            if lease.purpose is Purpose.PROMPT:
+            if lease.purpose is Purpose.PREFILL:
                 live.prompt_lease = 0
             else:
                 live.token_lease = 0

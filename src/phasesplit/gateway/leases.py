@@ -34,8 +34,8 @@ class Reason(StrEnum):
 class Purpose(StrEnum):
     """What the blocks are reserved for."""
 
-    PROMPT = "prompt"
-    TOKEN = "token"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)

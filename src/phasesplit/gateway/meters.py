@@ -54,7 +54,7 @@ class Meters:
         prompt_tokens: Prompt tokens of completed choices.
         output_tokens: Output tokens, those of attempts that were given up included.
         ttft: Seconds to the first token.
-        tbt: Seconds between tokens.
+        itl: Seconds between tokens.
         e2e: Seconds to the last token, of completed choices.
         stages: Seconds in each stage, of completed choices.
     """
@@ -68,7 +68,7 @@ class Meters:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.ttft = Histogram()
-        self.tbt = Histogram()
+        self.itl = Histogram()
         self.e2e = Histogram()
         self.stages = {stage: Histogram() for stage in STAGES}
 
@@ -80,7 +80,7 @@ class Meters:
         """Count a token, and the seconds since the one before where there was one."""
         self.output_tokens += 1
         if gap_s is not None:
-            self.tbt.add(gap_s)
+            self.itl.add(gap_s)
 
     def ended(self, choice: "LiveRequest") -> None:
         """Count a choice that has ended."""

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from phasesplit.gateway.in_flight import InFlightRequests
+from phasesplit.gateway.leases import Purpose
 from phasesplit.gateway.meters import Histogram
 from phasesplit.gateway.states import State
 from phasesplit.protocol.roles import ROLES
@@ -67,7 +68,7 @@ class GatewayCollector(Collector):
     def _latencies(self) -> Iterator[Metric]:
         meters = self._in_flight.meters
         yield _histogram("ttft_seconds", "From arrival to the first token.", meters.ttft)
-        yield _histogram("tbt_seconds", "Between two tokens of a choice.", meters.tbt)
+        yield _histogram("itl_seconds", "Between two tokens of a choice.", meters.itl)
         yield _histogram("e2e_seconds", "From arrival to the last token, of completed choices.", meters.e2e)
         family = HistogramMetricFamily(
             "phasesplit_stage_seconds", "Time in each stage, of completed choices.", labels=["stage"]
@@ -86,7 +87,7 @@ class GatewayCollector(Collector):
         sizes = GaugeMetricFamily("phasesplit_kv_lease_bytes", "KV bytes under lease.", labels=names)
         for machine in self._in_flight.dispatcher.registry.connected():
             each = block_bytes(machine.facts.get("layout") or {})
-            for purpose in ("prompt", "token"):
+            for purpose in Purpose:
                 blocks.add_metric([machine.name, purpose], held[machine.name, purpose])
                 if each:
                     sizes.add_metric([machine.name, purpose], held[machine.name, purpose] * each)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from phasesplit.domain.cluster import Role
 from phasesplit.errors import RequestError, SpecError
 from phasesplit.gateway.decisions import Decisions
 from phasesplit.gateway.estimates import PromptRate
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from phasesplit.gateway.connections import Connection
 
 GONE, CONFLICT = 404, 409
-_SIDES = {"prompt": ("prompt", "mixed", "unsplit"), "token": ("token", "mixed", "unsplit")}
+_SIDES = {"prefill": ("prefill", "mixed", "unsplit"), "decode": ("decode", "mixed", "unsplit")}
 _NO_ROW = -1
 
 
@@ -341,7 +342,7 @@ class WorkerRegistry:
         Raises:
             RequestError: There is no such machine (404) or pool (400), or the epoch is out of date (409).
         """
-        check_home(home)
+        home = checked_home(home)
         machine = self.known(name, epoch)
         machine.next_home = None if home == machine.home else home
         self.settle(machine, now_s)
@@ -472,17 +473,19 @@ class WorkerRegistry:
 
     def _measure_rate(self) -> None:
         pools = self._decisions.ledger.machines["pool"]
-        able = [m.rate.per_s() for m in self if m.serving and POOL_NAMES[pools[m.row]] in _SIDES["prompt"]]
+        able = [m.rate.per_s() for m in self if m.serving and POOL_NAMES[pools[m.row]] in _SIDES["prefill"]]
         known = [rate for rate in able if rate is not None]
         # One that has not yet computed any is expected to be like the others.
         self.prompt_tokens_per_s = sum(known) / len(known) * len(able) if known else None
 
 
-def check_home(home: str) -> None:
-    """Raise unless a machine may have this home.
+def checked_home(home: str) -> str:
+    """Return the pool that a machine names as its home, also where it names it in the paper's words.
 
     Raises:
         RequestError: There is no such pool (400).
     """
-    if home not in POOL_NAMES:
-        raise RequestError(f"home {home!r}: allowed is one of {', '.join(POOL_NAMES)}", param="home")
+    try:
+        return str(Role(home))
+    except ValueError:
+        raise RequestError(f"home {home!r}: allowed is one of {', '.join(POOL_NAMES)}", param="home") from None

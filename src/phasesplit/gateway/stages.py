@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-STAGES = ("queue", "prompt", "transfer", "wait", "decode")
+STAGES = ("queue", "prefill", "transfer", "wait", "decode")
 """What a choice goes through, in order."""
 
 

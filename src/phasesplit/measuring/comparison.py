@@ -26,7 +26,7 @@ class Side:
     Attributes:
         ttft_s: float64 (n,) of each request, NaN where it failed.
         e2e_s: The same.
-        tbt: Distribution of all gaps between tokens.
+        itl: Distribution of all gaps between tokens.
         stages_s: Stage to seconds, float64 (n,).
         pairs: Names of prefill and decode machine of each request; None where it failed.
         wall_s: From the first arrival to the last token.
@@ -37,7 +37,7 @@ class Side:
 
     ttft_s: Floats
     e2e_s: Floats
-    tbt: Distribution
+    itl: Distribution
     stages_s: Mapping[str, Floats]
     pairs: Pairs
     wall_s: float
@@ -108,7 +108,7 @@ class Comparison:
     Attributes:
         requests: Requests of the trace.
         compared: Those that completed on both sides; latencies and stages are of these.
-        distributions: `ttft_s`, `tbt_s`, `e2e_s` to what was predicted and what was measured.
+        distributions: `ttft_s`, `itl_s`, `e2e_s` to what was predicted and what was measured.
         latencies: The same at p50, p90 and p99.
         totals: Throughput, utilisation of each machine, pool moves.
         stages: Mean time in each stage.
@@ -152,7 +152,7 @@ def compare(predicted: Side, measured: Side) -> Comparison:
     )  # fmt: skip
     distributions: dict[str, tuple[Distribution, Distribution]] = {
         "ttft_s": (Exact(predicted.ttft_s[both]), Exact(measured.ttft_s[both])),
-        "tbt_s": (predicted.tbt, measured.tbt),
+        "itl_s": (predicted.itl, measured.itl),
         "e2e_s": (Exact(predicted.e2e_s[both]), Exact(measured.e2e_s[both])),
     }
     by_stage = {figure.name: figure for figure in stages}

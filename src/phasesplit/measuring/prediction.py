@@ -134,12 +134,12 @@ class Twin:
         done = columns["status"] == "completed"
         pairs = [
             (self.names[int(prompt)], self.names[int(token)]) if is_done else None
-            for prompt, token, is_done in zip(columns["prompt_instance"], columns["token_instance"], done, strict=True)
+            for prompt, token, is_done in zip(columns["prefill_machine"], columns["decode_machine"], done, strict=True)
         ]
         return Side(
             ttft_s=columns["ttft_s"] + overheads.first_s,
             e2e_s=np.sum([stages_s[stage] for stage in STAGES], axis=0),
-            tbt=result.metrics["tbt_s"],
+            itl=result.metrics["itl_s"],
             stages_s=stages_s,
             pairs=pairs,
             wall_s=result.end_s - result.first_arrival_s,

@@ -21,7 +21,7 @@ from phasesplit.measuring.prompts import Prompts
 from phasesplit.protocol.sse import event_text, is_done
 
 LATE_S = 0.010
-"""A request sent this much after it was due counts as late. Source: assumed, a tenth of a usual TBT limit."""
+"""A request sent this much after it was due counts as late. Source: assumed, a tenth of a usual ITL limit."""
 _LEAD_S = 0.2
 """Time before the first request is due, in which tasks start."""
 
@@ -86,8 +86,8 @@ class Replay:
             "sent_s": np.array([one.sent_s for one in seen]),
             "output_tokens": tokens,
             "ttft_s": first - due,
-            "tbt_mean_s": np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan),
-            "tbt_max_s": np.array([max(_gaps(one), default=np.nan) for one in seen]),
+            "itl_mean_s": np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan),
+            "itl_max_s": np.array([max(_gaps(one), default=np.nan) for one in seen]),
             "e2e_s": last - due,
             "error": np.array([" ".join(one.error.replace(",", ";").replace('"', "'").split()) for one in seen]),
         }

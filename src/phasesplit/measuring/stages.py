@@ -33,7 +33,7 @@ def simulated_stages(columns: Mapping[str, NDArray[Any]], overheads_s: Mapping[s
         overheads_s: Stage to seconds that the simulation knows nothing of, for each request.
     """
     several = columns["output_tokens"] > 1
-    transfer_s, idle_s = (np.where(several, columns[name], 0.0) for name in ("transfer_exposed_s", "token_queue_s"))
+    transfer_s, idle_s = (np.where(several, columns[name], 0.0) for name in ("transfer_exposed_s", "decode_queue_s"))
     computing_s = columns["e2e_s"] - columns["ttft_s"] - transfer_s - idle_s
     step_s = np.where(several, computing_s / np.maximum(columns["output_tokens"] - 1, 1), 0.0)
     stages = {

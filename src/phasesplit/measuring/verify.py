@@ -257,7 +257,7 @@ def measured_side(run: Run, cores: float = 1.0) -> Side:
     return Side(
         ttft_s=np.where(failed, np.nan, columns["ttft_s"]),
         e2e_s=e2e_s,
-        tbt=Exact(run.replay.gaps_s),
+        itl=Exact(run.replay.gaps_s),
         stages_s=measured_stages(run.records, e2e_s),
         pairs=[
             None if record is None or record["prompt_machine"] is None
@@ -272,7 +272,7 @@ def measured_side(run: Run, cores: float = 1.0) -> Side:
 
 
 def _threshold_tokens(live: Live) -> int | None:
-    known = [facts.get("threshold_tokens") for facts in live.facts.values() if facts.get("home") != "token"]
+    known = [facts.get("threshold_tokens") for facts in live.facts.values() if facts.get("home") != "decode"]
     senders = [tokens for tokens in known if tokens is not None]
     return int(np.median(senders)) if senders else None
 

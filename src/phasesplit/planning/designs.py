@@ -67,7 +67,7 @@ def divisions_of(problem: Problem) -> list[Design]:
     for size in range(len(asked), 0, -1):
         for used in combinations(asked, size):
             unsplit = [(Role.UNSPLIT, number) for number in used]
-            split = [(role, number) for role in (Role.PROMPT, Role.TOKEN) for number in used]
+            split = [(role, number) for role in (Role.PREFILL, Role.DECODE) for number in used]
             found += [_all_of(problem, kind, unsplit) for kind in _unsplit_kinds(problem)]
             found += [_all_of(problem, kind, split) for kind in _split_kinds(problem)]
     return found
@@ -88,7 +88,7 @@ def variants_of(problem: Problem, base: Design) -> list[Design]:
 def design(problem: Problem, kind: Kind, offers: Sequence[int]) -> Design:
     """Return the design of a kind on one offer (unsplit), or on two: prompt machines, then token machines."""
     names = [problem.offers[number].machine.name for number in offers]
-    roles = (Role.PROMPT, Role.TOKEN) if kind.is_split else (Role.UNSPLIT,)
+    roles = (Role.PREFILL, Role.DECODE) if kind.is_split else (Role.UNSPLIT,)
     return Design(kind, tuple(zip(roles, offers, strict=True)), f"{kind}: {' + '.join(names)}")
 
 

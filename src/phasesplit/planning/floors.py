@@ -131,15 +131,15 @@ class Floors:
             helps = design.kind != Kind.STATIC
             least.append(
                 (
-                    prompt if helps or role == Role.PROMPT else np.inf,
-                    token if helps or role == Role.TOKEN else np.inf,
+                    prompt if helps or role == Role.PREFILL else np.inf,
+                    token if helps or role == Role.DECODE else np.inf,
                 )
             )
         return float(min(one for one, _ in least) + min(other for _, other in least))
 
     def idle_wall(self, design: Design) -> Wall | None:
         """Return the limit that requests break even alone on the best machines of the design, None if there is none."""
-        phases = [Role.PROMPT, Role.TOKEN] if design.kind.is_split else [Role.UNSPLIT, Role.UNSPLIT]
+        phases = [Role.PREFILL, Role.DECODE] if design.kind.is_split else [Role.UNSPLIT, Role.UNSPLIT]
         elastic = design.kind != Kind.STATIC
         usable = [
             [self.problem.offers[number] for role, number in design.slots if role == phase or elastic]
@@ -166,11 +166,11 @@ class Floors:
         if role == Role.UNSPLIT:
             return max(sum(load.prompt + load.riding), load.kv)
         moving = (load.network, load.messages) if design.kind == Kind.STATIC else (0.0,)
-        return max(sum(load.prompt), *moving) if role == Role.PROMPT else max(load.token, load.kv, *moving)
+        return max(sum(load.prompt), *moving) if role == Role.PREFILL else max(load.token, load.kv, *moving)
 
     def _static_shares(self, design: Design, counts: Counts, rate_per_s: float) -> list[Wall]:
         walls = []
-        for role in (Role.PROMPT, Role.TOKEN):
+        for role in (Role.PREFILL, Role.DECODE):
             group = [
                 (count, self.load(number))
                 for (own, number), count in zip(design.slots, counts, strict=True)
@@ -180,7 +180,7 @@ class Floors:
                 Resource.NETWORK_BYTES: [(load.network,) for _, load in group],
                 Resource.NETWORK_MESSAGES: [(load.messages,) for _, load in group],
             }
-            if role == Role.PROMPT:
+            if role == Role.PREFILL:
                 needs[Resource.FLOPS] = [load.prompt for _, load in group]
             else:
                 needs[Resource.HBM_BYTES] = [load.riding if len(group) > 1 else (load.token,) for _, load in group]
@@ -226,18 +226,18 @@ class Floors:
         gaps = lengths.output_tokens - 1.0
         context = lengths.prompt_tokens + (gaps + 1) / 2
         batch = self.problem.rules.batch_requests
-        tbt_s = np.min(
+        itl_s = np.min(
             [least_iteration_s(offer.times, batch) + offer.times.token_context_s * context for offer in token], axis=0
         )
-        tbt_s = np.where(gaps > 0, tbt_s, np.nan)
-        e2e_s = ttft_s + np.where(gaps > 0, tbt_s * gaps, 0.0)
-        found = {"ttft_s": ttft_s, "tbt_mean_s": tbt_s, "tbt_max_s": tbt_s, "e2e_s": e2e_s}
+        itl_s = np.where(gaps > 0, itl_s, np.nan)
+        e2e_s = ttft_s + np.where(gaps > 0, itl_s * gaps, 0.0)
+        found = {"ttft_s": ttft_s, "itl_mean_s": itl_s, "itl_max_s": itl_s, "e2e_s": e2e_s}
         if reference is not None:
             base = alone_s(reference, lengths.prompt_tokens, lengths.output_tokens, published=False)
             found |= {
                 name: value / against
                 for (name, value), against in zip(
-                    {"ttft_slowdown": ttft_s, "tbt_slowdown": tbt_s, "e2e_slowdown": e2e_s}.items(), base, strict=True
+                    {"ttft_slowdown": ttft_s, "itl_slowdown": itl_s, "e2e_slowdown": e2e_s}.items(), base, strict=True
                 )
             }
         return found

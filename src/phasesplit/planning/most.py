@@ -153,6 +153,6 @@ def divisions(problem: Problem, design: Design) -> list[Counts]:
             for slot, count in share:
                 counts[slot] = count
         roles = {role for (role, _), count in zip(design.slots, counts, strict=True) if count}
-        if Role.UNSPLIT in roles or roles == {Role.PROMPT, Role.TOKEN}:
+        if Role.UNSPLIT in roles or roles == {Role.PREFILL, Role.DECODE}:
             cells.append(tuple(counts))
     return cells

@@ -145,7 +145,7 @@ class Prober:
 def limit_name(limit: Limit) -> str:
     """Return how a limit reads: its metric and percentile."""
     metric = limit.metric.removesuffix("_s").replace("_", " ")
-    for short in ("ttft", "tbt", "e2e"):
+    for short in ("ttft", "itl", "e2e"):
         metric = metric.replace(short, short.upper())
     return f"{metric} p{limit.percentile:g}"
 

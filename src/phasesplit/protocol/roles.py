@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-ROLES = ("prompt", "token", "mixed", "unsplit")
+ROLES = ("prefill", "decode", "mixed", "unsplit")
 """What a gateway may use a machine for."""
 
 JOIN_KEY_VARIABLE = "PHASESPLIT_JOIN_KEY"

@@ -149,7 +149,7 @@ def _leave_mixed(ledger: Ledger, machine: int, now_s: float) -> bool:
     return True
 
 
-POOL_NAMES = ("prompt", "token", "mixed", "unsplit")
+POOL_NAMES = ("prefill", "decode", "mixed", "unsplit")
 """Names of the pools by number."""
 
 assert len(POOL_NAMES) == POOLS  # noqa: S101 - the two tables are read together

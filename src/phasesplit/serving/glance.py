@@ -115,7 +115,7 @@ def summary(now: Metrics, before: Metrics | None) -> list[str]:
         f"{now.value('pool_moves_total', move=move):.0f} {move.replace('_', ' ')}" for move in _moves(now)
     )
     return [
-        f"{rates}; TTFT {_percentiles(now, before, 'ttft')}; TBT {_percentiles(now, before, 'tbt')}",
+        f"{rates}; TTFT {_percentiles(now, before, 'ttft')}; ITL {_percentiles(now, before, 'itl')}",
         f"now: {live}",
         f"retries {now.value('retries_total'):.0f}; moves: {moves or 'none'}"
         + ("; DEGRADED, see /ready" if now.value("degraded") else "")

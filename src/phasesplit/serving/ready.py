@@ -81,4 +81,4 @@ class Ready:
 def _link(facts: Mapping[str, Any]) -> str:
     kind = "shared memory" if facts.get("address", {}).get("unix") else "TCP"
     measured = str(facts.get("link", ""))
-    return f"{kind}: {measured}" if facts.get("home") != "token" else "(takes KV)"
+    return f"{kind}: {measured}" if facts.get("home") != "decode" else "(takes KV)"

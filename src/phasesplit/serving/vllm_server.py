@@ -68,7 +68,7 @@ class VllmSettings:
     def __post_init__(self) -> None:
         if self.connector not in CONNECTORS:
             raise SpecError.unknown("connector", self.connector, CONNECTORS)
-        if self.connector == "none" and self.home in ("prompt", "token"):
+        if self.connector == "none" and self.home in ("prefill", "decode"):
             raise SpecError.bad(f"connector of a {self.home} machine", "none", "phasesplit or nixl")
         if any(part.partition("=")[0] == "--api-key" for part in self.arguments):
             raise SpecError("--api-key: vLLM gets a key of its worker's; keys of the cluster are the gateway's")

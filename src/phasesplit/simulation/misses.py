@@ -17,9 +17,9 @@ _HOUR_S = 3_600.0
 class Misses:
     """Requests that missed the SLO.
 
-    A request misses it if one of its own values (TTFT, mean TBT, E2E, ...) reaches the limit that the SLO sets for the
+    A request misses it if one of its own values (TTFT, mean ITL, E2E, ...) reaches the limit that the SLO sets for the
     highest percentile of that metric (p99 of 2 s: 2 s), or one of the SLO's limits for each request; and if it was not
-    served. Limits on gaps of all requests together (`tbt_s`) are not looked at: a gap has no request of its own.
+    served. Limits on gaps of all requests together (`itl_s`) are not looked at: a gap has no request of its own.
 
     Attributes:
         limits: Metric and limit; none where the SLO has no limit on a request's own values.

@@ -83,8 +83,8 @@ def see_end(ledger: Ledger, world: World, slot: int) -> None:
     world.clock[0]["done"] = index + 1
     done[index]["row"] = requests[slot]["row"]
     done[index]["status"] = REFUSED if requests[slot]["assigned_machine"] < 0 else COMPLETED
-    done[index]["prompt_instance"] = requests[slot]["assigned_machine"]
-    done[index]["token_instance"] = requests[slot]["token_machine"]
+    done[index]["prefill_machine"] = requests[slot]["assigned_machine"]
+    done[index]["decode_machine"] = requests[slot]["token_machine"]
     done[index]["preemptions"] = requests[slot]["preemptions"]
     done[index]["prompt_tokens"] = requests[slot]["prompt_tokens"]
     done[index]["output_tokens"] = requests[slot]["output_tokens"]

@@ -16,10 +16,10 @@ Floats = NDArray[np.float64]
 STATUS_NAMES = ("completed", "refused", "unfinished")
 """Names of `world.COMPLETED`, REFUSED and UNFINISHED, by number."""
 
-METRICS = ("ttft_s", "tbt_mean_s", "tbt_max_s", "e2e_s", "queue_s", "transfer_exposed_s", "token_queue_s")
+METRICS = ("ttft_s", "itl_mean_s", "itl_max_s", "e2e_s", "queue_s", "transfer_exposed_s", "decode_queue_s")
 """Columns of seconds that a result holds for each request; NaN where one is undefined."""
 
-SLOWDOWNS = ("ttft_slowdown", "tbt_slowdown", "e2e_slowdown")
+SLOWDOWNS = ("ttft_slowdown", "itl_slowdown", "e2e_slowdown")
 """Columns of factors over the reference machine."""
 
 
@@ -60,7 +60,7 @@ class Metrics:
         self._each = slo.each
         known = {*METRICS, *SLOWDOWNS}
         wanted = known if only is None else only
-        for name in wanted - known - {"tbt_s", GOODPUT_RATIO}:
+        for name in wanted - known - {"itl_s", GOODPUT_RATIO}:
             raise SpecError.unknown("simulate(), metrics", name, known)
         self._wanted = [name for name in (*METRICS, *SLOWDOWNS) if name in wanted | slo.metrics]
         if reference is None:
@@ -180,19 +180,19 @@ def _longest_gap_s(done: NDArray[np.void]) -> float:
 def seconds(done: NDArray[np.void]) -> dict[str, Floats]:
     """Return METRICS of records, (d,) each, in seconds; NaN where one is undefined.
 
-    Undefined are the TBTs of one output token, and everything of a phase that a request never came to.
+    Undefined are the ITLs of one output token, and everything of a phase that a request never came to.
     """
     gaps = (done["output_tokens"] - 1).astype(np.float64)
     several = gaps > 0
-    tbt_mean_s = (done["last_token_s"] - done["first_token_s"]) / np.where(several, gaps, np.nan)
+    itl_mean_s = (done["last_token_s"] - done["first_token_s"]) / np.where(several, gaps, np.nan)
     values = {
         "ttft_s": done["first_token_s"] - done["arrival_s"],
-        "tbt_mean_s": tbt_mean_s,
-        "tbt_max_s": np.where(several, done["gap_max_s"], np.nan),
+        "itl_mean_s": itl_mean_s,
+        "itl_max_s": np.where(several, done["gap_max_s"], np.nan),
         "e2e_s": done["last_token_s"] - done["arrival_s"],
         "queue_s": done["prompt_start_s"] - done["arrival_s"],
         "transfer_exposed_s": np.where(several, done["kv_ready_s"] - done["first_token_s"], np.nan),
-        "token_queue_s": np.where(several, done["token_start_s"] - done["kv_ready_s"], np.nan),
+        "decode_queue_s": np.where(several, done["token_start_s"] - done["kv_ready_s"], np.nan),
     }
     if (done["status"] != COMPLETED).any():
         _undefine(done, values)
@@ -202,13 +202,13 @@ def seconds(done: NDArray[np.void]) -> dict[str, Floats]:
 def _undefine(done: NDArray[np.void], values: dict[str, Floats]) -> None:
     """Set to NaN what a refused or unfinished request has no value for: an instant of -1 was never reached."""
     unfinished = done["status"] != COMPLETED
-    for name in ("tbt_mean_s", "tbt_max_s", "e2e_s"):
+    for name in ("itl_mean_s", "itl_max_s", "e2e_s"):
         values[name] = np.where(unfinished, np.nan, values[name])
     for name, instant in {
         "ttft_s": "first_token_s",
         "queue_s": "prompt_start_s",
         "transfer_exposed_s": "kv_ready_s",
-        "token_queue_s": "token_start_s",
+        "decode_queue_s": "token_start_s",
     }.items():
         values[name] = np.where(done[instant] < 0, np.nan, values[name])
 
@@ -218,14 +218,14 @@ def slowdowns(
 ) -> dict[str, Floats]:
     """Return the three slowdowns of completed requests over the same request alone on the reference machine, (d,) each.
 
-    The published simulator's TBT divides by all output tokens, the first included.
+    The published simulator's ITL divides by all output tokens, the first included.
     """
-    ttft_s, tbt_s, e2e_s = alone_s(reference, done["prompt_tokens"], done["output_tokens"], published=published)
-    tbt = values["tbt_mean_s"]
+    ttft_s, itl_s, e2e_s = alone_s(reference, done["prompt_tokens"], done["output_tokens"], published=published)
+    itl = values["itl_mean_s"]
     if published:
-        tbt = (values["e2e_s"] - values["ttft_s"]) / done["output_tokens"]
+        itl = (values["e2e_s"] - values["ttft_s"]) / done["output_tokens"]
     return {
         "ttft_slowdown": values["ttft_s"] / ttft_s,
-        "tbt_slowdown": tbt / tbt_s,
+        "itl_slowdown": itl / itl_s,
         "e2e_slowdown": values["e2e_s"] / e2e_s,
     }

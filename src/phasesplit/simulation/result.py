@@ -111,9 +111,9 @@ class Result:
         end_s: Time of the last event.
         prompt_tokens: Prompt tokens of completed requests.
         output_tokens: Output tokens of completed requests.
-        metrics: Distributions by name: `ttft_s`, `tbt_s` (all gaps), `tbt_mean_s` (each request's TPOT), `tbt_max_s`,
-            `e2e_s`, `queue_s`, `transfer_exposed_s`, `token_queue_s`, and the slowdowns `ttft_slowdown`,
-            `tbt_slowdown`, `e2e_slowdown` where the cluster has a reference, and `goodput_ratio` where the SLO sets
+        metrics: Distributions by name: `ttft_s`, `itl_s` (all gaps), `itl_mean_s` (each request's TPOT), `itl_max_s`,
+            `e2e_s`, `queue_s`, `transfer_exposed_s`, `decode_queue_s`, and the slowdowns `ttft_slowdown`,
+            `itl_slowdown`, `e2e_slowdown` where the cluster has a reference, and `goodput_ratio` where the SLO sets
             limits for each request. Less than all where the caller asked for less.
         slo: Whether the SLO was kept; None where it limits slowdowns and the cluster has no reference.
         pools: Use of each pool of the cluster.
@@ -210,7 +210,7 @@ def build_result(
     end_s = max(float(world.clock["now_s"][0]), last_s)
     statuses, tokens = _totals(records)
     metrics = records.metrics()
-    metrics["tbt_s"] = _all_gaps(world.gaps, records.longest_gap_s())
+    metrics["itl_s"] = _all_gaps(world.gaps, records.longest_gap_s())
     duration_s = max(end_s - first_s, 1e-12)
     on_s = np.full(machines.size, duration_s) if fleet is None else fleet.finish(ledger, end_s)
     samples = int(world.clock["samples"][0])
@@ -323,7 +323,7 @@ def _columns(records: KeepAll) -> dict[str, NDArray[Any]]:
         "output_tokens": done["output_tokens"],
     }
     columns |= records.seconds()
-    for field in ("prompt_instance", "token_instance", "preemptions"):
+    for field in ("prefill_machine", "decode_machine", "preemptions"):
         columns[field] = done[field]
     columns["status"] = np.array(STATUS_NAMES)[done["status"]]
     return columns

@@ -76,7 +76,7 @@ def simulate(
         keep: Keep a row per request (`Result.columns`). Without it memory stays bounded whatever the trace's length,
             and quantiles are as fine as bins of at most 1.6 %.
         slo: What the result is judged by.
-        metrics: Names of the only distributions wanted, beside those of the SLO and `tbt_s`; None: all. A search that
+        metrics: Names of the only distributions wanted, beside those of the SLO and `itl_s`; None: all. A search that
             asks thousands of clusters about one SLO saves time with an empty set.
         grid_kg_per_kwh: Carbon intensity of the electricity.
         on_progress: Called every million events or so.
@@ -270,8 +270,8 @@ class _Run:
             if name in (requests.dtype.names or ()):
                 rows[name] = requests[name]
         rows["status"] = UNFINISHED
-        rows["prompt_instance"] = requests["assigned_machine"]
-        rows["token_instance"] = requests["token_machine"]
+        rows["prefill_machine"] = requests["assigned_machine"]
+        rows["decode_machine"] = requests["token_machine"]
         self.records.add(rows)
 
 

@@ -24,7 +24,7 @@ from phasesplit.simulation.world import (
     World,
 )
 
-HOMES = {Role.PROMPT: PROMPT, Role.TOKEN: TOKEN, Role.MIXED: MIXED, Role.UNSPLIT: UNSPLIT}
+HOMES = {Role.PREFILL: PROMPT, Role.DECODE: TOKEN, Role.MIXED: MIXED, Role.UNSPLIT: UNSPLIT}
 """The number of each role in the ledger."""
 
 PUBLISHED_HORIZON_S = 86_400.0

@@ -34,7 +34,7 @@ KNOT_TOKENS, KNOT_S, TOKEN_S = range(3)
 
 DONE = np.dtype(
     [
-        ("row", "i8"), ("status", "i4"), ("prompt_instance", "i4"), ("token_instance", "i4"), ("preemptions", "i4"),
+        ("row", "i8"), ("status", "i4"), ("prefill_machine", "i4"), ("decode_machine", "i4"), ("preemptions", "i4"),
         ("prompt_tokens", "i4"), ("output_tokens", "i4"), ("arrival_s", "f8"), ("prompt_start_s", "f8"),
         ("first_token_s", "f8"), ("kv_ready_s", "f8"), ("token_start_s", "f8"), ("last_token_s", "f8"),
         ("gap_max_s", "f8"),
