@@ -5,7 +5,7 @@ from typing import Any
 
 from phasesplit.figures.verify_report import verify_report
 
-STAGES = ("queue", "prompt phase", "exposed transfer", "wait", "token phase", "front end")
+STAGES = ("queue", "prefill", "exposed transfer", "wait", "decode", "front end")
 
 
 def figure(name: str, predicted: float | None, measured: float | None, goal: float | None = None) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def test_two_vllm_machines_are_profiled_run_and_compared(tmp_path: Path) -> None
     assert (found["compared"], found["errors"]) == (8, {})
     stages = {one["name"]: one["measured"] for one in found["stages"]}
     assert stages["queue"] > 0, "the connector tells when a prompt phase begins"
-    assert stages["token phase"] > 0
+    assert stages["decode"] > 0
     busy = {one["name"]: one["measured"] for one in found["totals"] if one["name"].endswith("busy")}
     assert set(busy) == {"prefill-0 busy", "decode-0 busy"}
     assert all(0 < share < 1.1 for share in busy.values()), busy

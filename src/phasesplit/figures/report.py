@@ -29,16 +29,16 @@ from phasesplit.scheduling.rules import Rules
 from phasesplit.simulation.result import Result
 
 GLOSSARY = (
-    ("prompt phase", "computes the prompt's tokens and emits the first output token; bound by arithmetic (prefill)"),
-    ("token phase", "emits the other output tokens, one an iteration; bound by memory bandwidth (decode)"),
+    ("prefill", "computes the prompt's tokens and emits the first output token; bound by arithmetic"),
+    ("decode", "emits the other output tokens, one an iteration; bound by memory bandwidth"),
     ("TTFT", "time to first token: first token - arrival"),
     ("ITL", "inter-token latency: the gap between two consecutive output tokens of one request"),
     ("E2E", "end to end: last token - arrival"),
     ("p50, p90, p99", "the value that 50, 90 or 99 in a hundred stay at or below"),
     ("slowdown", "a value over that of the same request alone on the reference machine"),
     ("SLO", "service-level objective: limits on percentiles, all of which must hold"),
-    ("KV", "keys and values of all tokens so far, which the token phase reads and which a split cluster transfers"),
-    ("exposed transfer", "the part of the KV transfer that is not hidden behind the prompt phase"),
+    ("KV", "keys and values of all tokens so far, which decode reads and which a split cluster transfers"),
+    ("exposed transfer", "the part of the KV transfer that is not hidden behind prefill"),
     ("mixed pool", "machines that do both phases for a while, where load spills over"),
     ("unsplit", "machines that do both phases of their requests throughout"),
     (

@@ -1,4 +1,4 @@
-"""Where a request's time goes: waiting, prompt phase, exposed transfer, waiting again, token phase."""
+"""Where a request's time goes: waiting, prefill, exposed transfer, waiting again, decode."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -82,8 +82,8 @@ def _by_stage(queue_s: Any, ttft_s: Any, transfer_s: Any, decode_queue_s: Any, e
 
 
 def draw_start(axes: Any, result: Result) -> None:
-    """Draw the time before the token phase begins, of the mean request and of the slowest hundredth."""
-    _draw(axes, result, "Until the token phase begins", 4)
+    """Draw the time before decode begins, of the mean request and of the slowest hundredth."""
+    _draw(axes, result, "Until decode begins", 4)
 
 
 def draw_whole(axes: Any, result: Result) -> None:

@@ -33,21 +33,21 @@ from phasesplit.files.compression import write_bytes
 _NAMES = {"ttft_s": "TTFT: time to first token", "itl_s": "ITL: gaps between tokens", "e2e_s": "E2E: whole requests"}
 _STAGE_COLOURS = {
     "queue": "prefill-wait",
-    "prompt phase": "prefill",
+    "prefill": "prefill",
     "exposed transfer": "transfer",
     "wait": "decode-wait",
-    "token phase": "decode",
+    "decode": "decode",
     "front end": "idle",
 }
 _GLOSSARY = (
     ("TTFT", "time to first token: first token - the instant at which the request was due"),
     ("ITL", "inter-token latency: the gap between two consecutive output tokens of one request"),
     ("E2E", "end to end: last token - the instant at which the request was due"),
-    ("queue", "from arrival until the prompt phase runs"),
-    ("prompt phase", "until the first token"),
+    ("queue", "from arrival until prefill runs"),
+    ("prefill", "until the first token"),
     ("exposed transfer", "what of the KV cache's way to the token machine the first token did not hide"),
     ("wait", "from whole KV until the second token"),
-    ("token phase", "from the second token to the last"),
+    ("decode", "from the second token to the last"),
     ("front end", "what the client sees beyond that: HTTP, and its own reading"),
     ("error", "predicted / measured - 1"),
 )

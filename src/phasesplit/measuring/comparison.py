@@ -96,7 +96,7 @@ class Explanation:
             return f"{self.metric}: predicted and measured means agree within {_EQUAL_SHARE:.0%}"
         longer = "longer" if self.difference_s > 0 else "shorter"
         return (
-            f"{self.metric}: predicted {1e3 * abs(self.difference_s):.1f} ms {longer} in the mean; most of it is the "
+            f"{self.metric}: predicted {1e3 * abs(self.difference_s):.1f} ms {longer} in the mean; most of it in "
             f"{self.stage} ({1e3 * self.stage_s:+.1f} ms)"
         )
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 QUEUE, PROMPT, TRANSFER, WAIT, TOKEN, FRONT = (
-    "queue", "prompt phase", "exposed transfer", "wait", "token phase", "front end",
+    "queue", "prefill", "exposed transfer", "wait", "decode", "front end",
 )  # fmt: skip
 STAGES = (QUEUE, PROMPT, TRANSFER, WAIT, TOKEN, FRONT)
 """All of them; together they are the E2E latency that a client sees."""
