@@ -4,9 +4,10 @@ import pytest
 
 from ledgers import batch, booked, ledger_of, listed, run_step, waiting, written
 from phasesplit.scheduling.accounts import end_prompt
-from phasesplit.scheduling.batching import enqueue_published, form_chunked, form_whole
+from phasesplit.scheduling.batching import form_chunked, form_whole
 from phasesplit.scheduling.ledger import LENGTH, PREEMPTED, QUEUE, READY, TOKEN, WAITING, Ledger
 from phasesplit.scheduling.lists import push
+from phasesplit.scheduling.published import enqueue
 from phasesplit.scheduling.rules import Batching, Rules
 
 pytestmark = pytest.mark.slow
@@ -153,7 +154,7 @@ def test_published_queue_search_does_not_sort() -> None:
         ledger.requests["token_count"][slot] = count
     for slot in slots[:3]:
         push(ledger.lists[QUEUE, 0], 2 * slot + 1)
-    enqueue_published(ledger, 0, 2 * slots[3] + 1)
+    enqueue(ledger, 0, 2 * slots[3] + 1)
     assert listed(ledger, QUEUE, 0) == [slots[0], slots[3], slots[1], slots[2]]
 
 

@@ -217,6 +217,14 @@ def tokens_to_compute(requests: NDArray[np.void], slot: int) -> int:
 
 
 @jit_inline
+def count_of(ledger: Ledger, task: int) -> int:
+    """Return how often a task was passed over."""
+    if task % 2 == PROMPT:
+        return int(ledger.requests[task // 2]["prompt_count"])
+    return int(ledger.requests[task // 2]["token_count"])
+
+
+@jit_inline
 def expected_blocks(ledger: Ledger, slot: int) -> int:
     """Return the KV blocks that a request is expected to fill at its end.
 

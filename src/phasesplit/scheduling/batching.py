@@ -1,91 +1,61 @@
 """Machine-level scheduling with whole prompts: which tasks form the next iteration, by the paper's rule.
 
 Prompts go first, in order of arrival, up to a token budget; then decode fills the batch. A decode task that
-finds no place is preempted and keeps its KV; one that was preempted often enough goes before everything else. The
-published simulator's variant differs in which lists it reads and when it counts, never in the passes.
+finds no place is preempted and keeps its KV; one that was preempted often enough goes before everything else. What
+`published` does otherwise is which lists it reads and when it counts, never the passes.
 """
 
 from phasesplit._jit import jit, jit_inline
-from phasesplit.scheduling.accounts import fits, fits_with_headroom, tokens_to_compute, use_blocks
+from phasesplit.scheduling.accounts import count_of, fits, fits_with_headroom, tokens_to_compute, use_blocks
 from phasesplit.scheduling.lanes import give_chunk, growth, join, make_room, move_lane, prompt_blocks, settle
 from phasesplit.scheduling.ledger import (
     CHOSEN,
     LANE_TASK,
+    NO_TASK,
     PREEMPTED,
     PRESENT,
     PROMPT,
     QUEUE,
     READY,
-    TOKEN,
     WAITING,
     Ledger,
 )
-from phasesplit.scheduling.lists import entry, insert, length, push, remove
+from phasesplit.scheduling.lists import entry, length, push, remove
+from phasesplit.scheduling.published import (
+    count_passed_over,
+    enqueue,
+    first_unfinished,
+    head_is_aged,
+    only_candidate,
+    output_blocks,
+    queues,
+)
 
 _PASSED_OVER = (PREEMPTED, READY)
 """Where decode tasks are that a batch has left out."""
 
-_NO_TASK = -1
 _LANES, _NOTHING = -1, -2
 _PASSES = (PREEMPTED, READY, WAITING, PREEMPTED, _LANES, READY)
-_PUBLISHED_PASSES = (QUEUE, _NOTHING, WAITING, PREEMPTED, _LANES, PRESENT)
+_QUEUE_PASSES = (QUEUE, _NOTHING, WAITING, PREEMPTED, _LANES, PRESENT)
 _AGED_PASSES = 2
-"""Where each pass of a build takes tasks from; the first two take only those that were passed over often enough."""
+"""Where each pass of a build takes tasks from; the first two take only those that were passed over often enough.
+
+The second row is for the one queue of the published rules."""
 
 _TAKEN, _FULL, _TWICE, _NO_MEMORY = range(4)
-
-
-@jit_inline
-def count_of(ledger: Ledger, task: int) -> int:
-    """Return how often a task was passed over (published) or preempted."""
-    if task % 2 == PROMPT:
-        return int(ledger.requests[task // 2]["prompt_count"])
-    return int(ledger.requests[task // 2]["token_count"])
 
 
 @jit_inline
 def blocks_needed(ledger: Ledger, task: int) -> int:
     """Return the KV blocks that a task must still reserve to enter a batch.
 
-    The published rules reserve KV(prompt + 1) for the prefill task and KV(output - 1), the whole output, for the token
-    task. By default a decode task holds what it needs and grows block by block.
+    A decode task holds what it needs and grows block by block; the published rules reserve its whole output.
     """
     slot = task // 2
     requests = ledger.requests
     if task % 2 == PROMPT:
         return 0 if requests[slot]["prompt_held"] else prompt_blocks(ledger, slot)
-    if ledger.settings[0]["published"] == 0 or requests[slot]["token_held"]:
-        return 0
-    return int(requests[slot]["output_tokens"] - 1)
-
-
-@jit_inline
-def first_unfinished(ledger: Ledger, slot: int) -> int:
-    """Return the task that a present request has to do next."""
-    return int(2 * slot + ledger.requests[slot]["phase"])
-
-
-@jit
-def enqueue_published(ledger: Ledger, machine: int, task: int) -> None:
-    """Insert a task into the published queue by a binary search for its (count, arrival).
-
-    Counts grow while tasks wait, so the queue is not sorted in general: another search would find another place.
-
-    Mutates: lists[QUEUE, machine].
-    """
-    count = count_of(ledger, task)
-    arrival_s = ledger.requests[task // 2]["arrival_s"]
-    low, high = 0, length(ledger.lists[QUEUE, machine])
-    while low < high:
-        middle = (low + high) // 2
-        other = entry(ledger.lists[QUEUE, machine], middle)
-        other_count = count_of(ledger, other)
-        other_arrival_s = ledger.requests[other // 2]["arrival_s"]
-        if count < other_count or (count == other_count and arrival_s < other_arrival_s):
-            high = middle
-        else:
-            low = middle + 1
-    insert(ledger.lists[QUEUE, machine], low, task)
+    return output_blocks(ledger, slot) if ledger.settings[0]["published"] else 0
 
 
 @jit_inline
@@ -94,10 +64,9 @@ def form_whole(ledger: Ledger, machine: int, now_s: float) -> int:
 
     Mutates: lanes, lists, requests, machines, counters, keys, trees.
     """
-    published = ledger.settings[0]["published"] != 0
     first_new = ledger.machines[machine]["lanes"]
     candidate = _only_candidate(ledger, machine)
-    if candidate != _NO_TASK:
+    if candidate != NO_TASK:
         ledger.counters[0]["builds"] += 1
         if _verdict(ledger, machine, candidate, first_new, first_new, 0) == _TAKEN:
             _admit(ledger, machine, candidate, now_s)
@@ -105,8 +74,8 @@ def form_whole(ledger: Ledger, machine: int, now_s: float) -> int:
         first_new = (
             _append(ledger, machine, now_s) if _only_joiners(ledger, machine) else _rebuild(ledger, machine, now_s)
         )
-    if published:
-        _count_passed_over(ledger, machine)
+    if ledger.settings[0]["published"]:
+        count_passed_over(ledger, machine)
         return int(first_new)
     while make_room(ledger, machine, now_s) and ledger.machines[machine]["lanes"] == 0:
         # Everyone who ran had to go, which freed memory for those who did not: they, or the evicted, run now.
@@ -121,7 +90,7 @@ def form_whole(ledger: Ledger, machine: int, now_s: float) -> int:
 def _unchanged(ledger: Ledger, machine: int) -> bool:
     """Nothing waits here, so the running tasks go on."""
     if ledger.settings[0]["published"]:
-        return length(ledger.lists[QUEUE, machine]) == 0
+        return not queues(ledger, machine)
     return (
         length(ledger.lists[WAITING, machine]) == 0
         and length(ledger.lists[PREEMPTED, machine]) == 0
@@ -131,24 +100,20 @@ def _unchanged(ledger: Ledger, machine: int) -> bool:
 
 @jit_inline
 def _only_candidate(ledger: Ledger, machine: int) -> int:
-    """Return the task that is all a batch could gain, so that no pass has to look further; _NO_TASK in other cases.
+    """Return the task that is all a batch could gain, so that no pass has to look further; NO_TASK in other cases.
 
     That is a prompt alone on an idle machine, or a decode task alone behind whatever runs, unless it was passed over so
     often that it might displace something.
     """
+    if ledger.settings[0]["published"]:
+        return only_candidate(ledger, machine)
     lists = ledger.lists
-    published = ledger.settings[0]["published"] != 0
     waiting = length(lists[WAITING, machine])
-    others = length(lists[QUEUE, machine]) - waiting if published else length(lists[READY, machine])
-    if waiting + others != 1 or length(lists[PREEMPTED, machine]) > 0:
-        return _NO_TASK
+    if waiting + length(lists[READY, machine]) != 1 or length(lists[PREEMPTED, machine]) > 0:
+        return NO_TASK
     if waiting == 1:
-        return entry(lists[WAITING, machine], 0) if ledger.machines[machine]["lanes"] == 0 else _NO_TASK
-    if not published:
-        return entry(lists[READY, machine], 0)
-    task = entry(lists[QUEUE, machine], 0)
-    aged = count_of(ledger, task) >= ledger.settings[0]["preemption_limit"]
-    return _NO_TASK if aged or first_unfinished(ledger, task // 2) != task else task
+        return entry(lists[WAITING, machine], 0) if ledger.machines[machine]["lanes"] == 0 else NO_TASK
+    return entry(lists[READY, machine], 0)
 
 
 @jit_inline
@@ -156,10 +121,7 @@ def _only_joiners(ledger: Ledger, machine: int) -> bool:
     """Only decode tasks wait here, and they may join behind the running ones but not displace them."""
     if length(ledger.lists[WAITING, machine]) > 0 or length(ledger.lists[PREEMPTED, machine]) > 0:
         return False
-    limit = ledger.settings[0]["preemption_limit"]
-    return (
-        bool(ledger.settings[0]["published"] == 0) or count_of(ledger, entry(ledger.lists[QUEUE, machine], 0)) < limit
-    )
+    return bool(ledger.settings[0]["published"] == 0) or not head_is_aged(ledger, machine)
 
 
 @jit
@@ -169,11 +131,10 @@ def _append(ledger: Ledger, machine: int, now_s: float) -> int:
     lanes = ledger.machines[machine]["lanes"]
     taken = 0
     extra = 0
-    published = ledger.settings[0]["published"] != 0
-    kind = PRESENT if published else READY
+    kind = PRESENT if ledger.settings[0]["published"] else READY
     for index in range(length(ledger.lists[kind, machine])):
         task = entry(ledger.lists[kind, machine], index)
-        if published:
+        if kind == PRESENT:
             task = first_unfinished(ledger, task)
         if ledger.requests[task // 2]["running"]:
             continue
@@ -195,12 +156,11 @@ def _rebuild(ledger: Ledger, machine: int, now_s: float) -> int:
     The first two take tasks that were passed over as often as the limit says. The published rules look for them in the
     queue instead, and stop at the first that was not.
     """
-    published = ledger.settings[0]["published"] != 0
     limit = ledger.settings[0]["preemption_limit"]
     ledger.counters[0]["builds"] += 1
     taken, tokens, extra = 0, 0, 0
     for turn in range(len(_PASSES)):
-        kind = _PUBLISHED_PASSES[turn] if published else _PASSES[turn]
+        kind = _QUEUE_PASSES[turn] if ledger.settings[0]["published"] else _PASSES[turn]
         if kind == _NOTHING:
             continue
         aged = turn < _AGED_PASSES
@@ -213,7 +173,7 @@ def _rebuild(ledger: Ledger, machine: int, now_s: float) -> int:
             if kind == PRESENT:
                 task = first_unfinished(ledger, task)
             if aged and count_of(ledger, task) < limit:
-                if published:
+                if kind == QUEUE:
                     break
                 continue
             if kind == PRESENT and ledger.requests[task // 2]["stamp"] == ledger.counters[0]["builds"]:
@@ -257,7 +217,6 @@ def _preempt_unchosen(ledger: Ledger, machine: int, now_s: float) -> None:
     """Preempt the running tasks that the batch being formed leaves out; they keep their KV."""
     kept = 0
     machines = ledger.machines
-    published = ledger.settings[0]["published"] != 0
     for lane in range(machines[machine]["lanes"]):
         task = ledger.lanes[LANE_TASK, machine, lane]
         slot = task // 2
@@ -268,8 +227,8 @@ def _preempt_unchosen(ledger: Ledger, machine: int, now_s: float) -> None:
         settle(ledger, machine, lane, now_s)
         ledger.requests[slot]["preemptions"] += 1
         ledger.counters[0]["preemptions"] += 1
-        if published:
-            enqueue_published(ledger, machine, task)
+        if ledger.settings[0]["published"]:
+            enqueue(ledger, machine, task)
         push(ledger.lists[PREEMPTED, machine], task)
     machines[machine]["lanes"] = kept
 
@@ -295,22 +254,6 @@ def _admit(ledger: Ledger, machine: int, task: int, now_s: float) -> None:
     if task % 2 == PROMPT:
         lane = ledger.machines[machine]["lanes"] - 1
         give_chunk(ledger, machine, lane, tokens_to_compute(ledger.requests, slot))
-
-
-@jit_inline
-def _count_passed_over(ledger: Ledger, machine: int) -> None:
-    """Published ageing: count every present request whose next task is not in the batch, waiting prompts included."""
-    size = length(ledger.lists[PRESENT, machine])
-    if size == ledger.machines[machine]["lanes"]:
-        return
-    for index in range(size):
-        slot = entry(ledger.lists[PRESENT, machine], index)
-        if ledger.requests[slot]["running"]:
-            continue
-        if ledger.requests[slot]["phase"] == TOKEN:
-            ledger.requests[slot]["token_count"] += 1
-        else:
-            ledger.requests[slot]["prompt_count"] += 1
 
 
 @jit

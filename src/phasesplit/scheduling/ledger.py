@@ -20,6 +20,7 @@ PROMPT, TOKEN = 0, 1
 MIXED, UNSPLIT = 2, 3
 """The other two pools and homes."""
 POOLS = 4
+NO_TASK = -1
 
 SERVING, STARTING, DRAINING, OFF = range(4)
 """States of a machine: in a pool; switched on and loading the model; in no pool, finishing what it holds; switched off.
@@ -137,7 +138,7 @@ def empty_ledger(
         homes: (m,) each machine's home: PROMPT, TOKEN, MIXED or UNSPLIT.
         kinds: (m,) each machine's type, an index into the driver's table of phase times.
         capacity_blocks: (m,) KV blocks that fit beside the weights.
-        room: Initial room for tasks on each machine; `grown` makes more.
+        room: Initial room for tasks on each machine; `with_room` makes more.
     """
     count = homes.size
     settings = np.zeros(1, SETTINGS)

@@ -2,9 +2,10 @@
 
 from phasesplit._jit import jit, jit_inline
 from phasesplit.scheduling.accounts import blocks_of, draw, expected_blocks
-from phasesplit.scheduling.ledger import MIXED, PREEMPTED, PROMPT, QUEUE, READY, TOKEN, UNSPLIT, WAITING, Ledger
+from phasesplit.scheduling.ledger import MIXED, PREEMPTED, PROMPT, READY, TOKEN, UNSPLIT, WAITING, Ledger
 from phasesplit.scheduling.lists import length
 from phasesplit.scheduling.pools import size, spill_into_mixed
+from phasesplit.scheduling.published import queues
 from phasesplit.scheduling.rules import Placement
 from phasesplit.scheduling.tournament import NOBODY, PROMPT_LOAD, RANK_BITS, TOKEN_LOAD, least_loaded, scan, winner_of
 
@@ -58,7 +59,7 @@ def pick(ledger: Ledger, load: int, pool: int) -> int:
 def has_waiting(ledger: Ledger, machine: int) -> bool:
     """Return whether any task waits on the machine for a place in its batch."""
     if ledger.settings[0]["published"]:
-        return length(ledger.lists[QUEUE, machine]) > 0
+        return queues(ledger, machine)
     return (
         length(ledger.lists[WAITING, machine]) > 0
         or length(ledger.lists[PREEMPTED, machine]) > 0

@@ -2,8 +2,8 @@
 
 from phasesplit._jit import jit, jit_inline
 from phasesplit.scheduling.accounts import rank_last, touched
-from phasesplit.scheduling.ledger import DRAINING, MIXED, POOLS, PRESENT, PROMPT, SERVING, TOKEN, Ledger
-from phasesplit.scheduling.lists import length
+from phasesplit.scheduling.ledger import DRAINING, MIXED, POOLS, PROMPT, SERVING, TOKEN, Ledger
+from phasesplit.scheduling.published import is_empty
 from phasesplit.scheduling.tournament import set_member
 
 
@@ -130,7 +130,7 @@ def _leave_mixed(ledger: Ledger, machine: int, now_s: float) -> bool:
     machines = ledger.machines
     home = machines[machine]["home"]
     if ledger.settings[0]["published"]:
-        done = machines[machine]["lanes"] == 0 and length(ledger.lists[PRESENT, machine]) == 0
+        done = is_empty(ledger, machine)
     elif home == TOKEN:
         done = machines[machine]["prompt_requests"] == 0
     else:

@@ -5,26 +5,24 @@ has to hand over all the columns.
 """
 
 from phasesplit._jit import jit, jit_inline, jit_part
-from phasesplit.scheduling.accounts import assign, fits, free_slot, leave_prompt_machine, open_request, take_slot
-from phasesplit.scheduling.batching import blocks_needed, enqueue_published
-from phasesplit.scheduling.ledger import LANDING, PRESENT, PROMPT, QUEUE, READY, TOKEN, WAITING, Ledger
-from phasesplit.scheduling.lists import entry, insert, length, push
+from phasesplit.scheduling.accounts import assign, free_slot, leave_prompt_machine, open_request, take_slot
+from phasesplit.scheduling.ledger import LANDING, NO_TASK, PROMPT, READY, TOKEN, WAITING, Ledger
+from phasesplit.scheduling.lists import length, push
 from phasesplit.scheduling.placement import TOO_LONG, UNDECIDED, place
 from phasesplit.scheduling.tournament import NOBODY
 from phasesplit.simulation.events import cancel, first, next_time_s
 from phasesplit.simulation.flows import DRAINING, IDLE, WAITING_FOR_ROOM
 from phasesplit.simulation.machine import end_step, form_and_start
 from phasesplit.simulation.observe import sample, see_end
+from phasesplit.simulation.published import task_arrives, told_freed, try_transfer
 from phasesplit.simulation.steps import cut
-from phasesplit.simulation.transfers import admit_landings, drained, try_published
+from phasesplit.simulation.transfers import admit_landings, drained
 from phasesplit.simulation.world import Arrivals, World
 
 FINISHED, NEED_ARRIVALS, NEED_SLOTS, NEED_ROOM, NEED_DONE, NEED_CHOICE, NEED_CONTROL, PAUSED = range(8)
 """Why the loop returned: nothing left; the trace's next stretch; more slots; more room on machines; the records of
 ended requests are full; a custom rule has to choose for `clock["pending_slot"]`; nothing that happens before
 `clock["pause_at_s"]` is left; the budget of events is spent."""
-
-NO_TASK = -1
 
 
 @jit
@@ -166,36 +164,14 @@ def _task_arrives(ledger: Ledger, world: World, task: int, now_s: float) -> int:
     is_prompt = task % 2 == PROMPT
     requests = ledger.requests
     machines = ledger.machines
-    published = ledger.settings[0]["published"] != 0
     machine = requests[slot]["prompt_machine"] if is_prompt else requests[slot]["token_machine"]
-    if is_prompt or not published:
-        push(ledger.lists[WAITING if is_prompt else READY, machine], task)
-    if published:
-        if is_prompt or requests[slot]["prompt_machine"] != machine:
-            _enter_present(ledger, machine, slot)
-        enqueue_published(ledger, machine, task)
-    lanes = machines[machine]["lanes"]
-    if lanes == 0:
-        if not published or fits(machines, machine, blocks_needed(ledger, task)):
-            return int(machine)
-        return NOBODY
-    limit = ledger.settings[0]["batch_prompt_tokens"]
-    tokens = requests[slot]["prompt_tokens"] if is_prompt else 1
-    joins = lanes < ledger.settings[0]["batch_requests"] and machines[machine]["batch_tokens"] + tokens <= limit
-    displaces = is_prompt and machines[machine]["prompt_lanes"] < lanes and tokens <= limit
-    if joins or displaces or not published:
-        cut(machines, world.clock, world.future, machine, now_s)
+    if ledger.settings[0]["published"]:
+        return task_arrives(ledger, world, machine, task, now_s)
+    push(ledger.lists[WAITING if is_prompt else READY, machine], task)
+    if machines[machine]["lanes"] == 0:
+        return int(machine)
+    cut(machines, world.clock, world.future, machine, now_s)
     return NOBODY
-
-
-@jit_inline
-def _enter_present(ledger: Ledger, machine: int, slot: int) -> None:
-    """Insert a request into the published list of present ones, in order of arrival, behind equals."""
-    index = length(ledger.lists[PRESENT, machine])
-    arrival_s = ledger.requests["arrival_s"]
-    while index > 0 and arrival_s[entry(ledger.lists[PRESENT, machine], index - 1)] > arrival_s[slot]:
-        index -= 1
-    insert(ledger.lists[PRESENT, machine], index, slot)
 
 
 @jit_inline
@@ -203,7 +179,7 @@ def _transfer_event(ledger: Ledger, world: World, slot: int, now_s: float) -> bo
     """Handle the next instant of a KV transfer: a retry, the last byte, the completion; return whether it is over."""
     requests = ledger.requests
     if requests[slot]["flow"] == WAITING_FOR_ROOM:
-        try_published(ledger, world, slot, now_s)
+        try_transfer(ledger, world, slot, now_s)
         return False
     if requests[slot]["flow"] == DRAINING:
         drained(ledger, world, slot, now_s)
@@ -217,25 +193,12 @@ def _transfer_event(ledger: Ledger, world: World, slot: int, now_s: float) -> bo
 @jit_inline
 def _told_freed(ledger: Ledger, world: World, machine: int, now_s: float) -> int:
     """Let a machine use the memory that a transfer out of it has freed; return it if it should form a batch."""
-    machines = ledger.machines
-    lanes = machines[machine]["lanes"]
-    waits = False
     if ledger.settings[0]["published"]:
-        if length(ledger.lists[QUEUE, machine]) > 0:
-            if lanes == 0:
-                waits = fits(machines, machine, blocks_needed(ledger, entry(ledger.lists[QUEUE, machine], 0)))
-            else:
-                room = lanes < ledger.settings[0]["batch_requests"]
-                waits = room and machines[machine]["batch_tokens"] < ledger.settings[0]["batch_prompt_tokens"]
-    elif lanes == 0:
+        return told_freed(ledger, world, machine, now_s)
+    if ledger.machines[machine]["lanes"] == 0:
         return int(machine)
-    else:
-        if length(ledger.lists[LANDING, machine]) > 0:
-            admit_landings(ledger, world, machine, now_s)
-        waits = length(ledger.lists[WAITING, machine]) > 0
-    if not waits:
-        return NOBODY
-    if lanes == 0:
-        return int(machine)
-    cut(machines, world.clock, world.future, machine, now_s)
+    if length(ledger.lists[LANDING, machine]) > 0:
+        admit_landings(ledger, world, machine, now_s)
+    if length(ledger.lists[WAITING, machine]) > 0:
+        cut(ledger.machines, world.clock, world.future, machine, now_s)
     return NOBODY

@@ -23,8 +23,9 @@ from phasesplit.scheduling.rules import Batching
 from phasesplit.simulation.events import schedule
 from phasesplit.simulation.flows import kv_bytes, nic_bytes_per_s
 from phasesplit.simulation.observe import count_gaps, see_end, see_step
+from phasesplit.simulation.published import hand_on
 from phasesplit.simulation.steps import time_of, time_step
-from phasesplit.simulation.transfers import admit_landings, send, stream, try_published
+from phasesplit.simulation.transfers import admit_landings, send, stream
 from phasesplit.simulation.world import World
 
 _CHUNKED = int(Batching.CHUNKED)
@@ -171,11 +172,7 @@ def _end_prompt_task(ledger: Ledger, world: World, machine: int, slot: int, now_
             leave_prompt_machine(ledger, slot, now_s)
         return
     if ledger.settings[0]["published"]:
-        if not stays:
-            remove(ledger.lists[PRESENT, machine], slot)
-            try_published(ledger, world, slot, now_s)
-        else:
-            requests[slot]["kv_ready_s"] = now_s
+        hand_on(ledger, world, machine, slot, now_s)
     elif stays:
         if requests[slot]["kv_ready_s"] < 0.0:
             requests[slot]["kv_ready_s"] = now_s

@@ -13,6 +13,7 @@ from phasesplit.scheduling.ledger import MIXED, POOLS, PROMPT, TOKEN, UNSPLIT, L
 from phasesplit.scheduling.pools import open_pools
 from phasesplit.scheduling.rules import Rules, Transfer
 from phasesplit.simulation.events import empty_future
+from phasesplit.simulation.published import HORIZON_S
 from phasesplit.simulation.world import (
     CLOCK,
     DONE,
@@ -27,8 +28,6 @@ from phasesplit.simulation.world import (
 HOMES = {Role.PREFILL: PROMPT, Role.DECODE: TOKEN, Role.MIXED: MIXED, Role.UNSPLIT: UNSPLIT}
 """The number of each role in the ledger."""
 
-PUBLISHED_HORIZON_S = 86_400.0
-"""When a run of the published simulator ends, finished or not."""
 SAMPLES = 512
 """Samples of the timeline at most; an even number."""
 _FIRST_SLOTS = 2_048
@@ -74,7 +73,7 @@ def build_state(cluster: Cluster, rules: Rules, *, done_rows: int, sample_every_
     world.clock["sample_every_s"] = sample_every_s
     world.clock["next_sample_s"] = start_s + sample_every_s
     world.clock["pause_at_s"] = np.inf
-    world.clock["horizon_s"] = PUBLISHED_HORIZON_S if rules.published else np.inf
+    world.clock["horizon_s"] = HORIZON_S if rules.published else np.inf
     return State(ledger, world)
 
 

@@ -7,11 +7,9 @@ from numpy.typing import NDArray
 
 from phasesplit._jit import jit, jit_inline
 from phasesplit.scheduling.ledger import Ledger
+from phasesplit.scheduling.published import iteration_s
 from phasesplit.simulation.events import schedule
 from phasesplit.simulation.world import KNOT_S, KNOT_TOKENS, TOKEN_S, World
-
-PUBLISHED_MIXED_FACTOR = 1.1
-"""Time of a mixed iteration over that of its tokens as a prompt. Source: published simulator, performance model."""
 
 
 @jit_inline
@@ -32,7 +30,7 @@ def prompt_time_s(world: World, kind: int, tokens: float) -> float:
 def time_step(ledger: Ledger, world: World, machine: int) -> None:
     """Set the time of the batch's first iteration, and by how much each further one is longer.
 
-    Source: `domain.profile.PhaseTimes`; under the published rules 1.1 x f(B) for a mixed batch.
+    Source: `domain.profile.PhaseTimes`.
 
     Mutates: machines["step_first_s"], ["step_growth_s"], world's counts of extrapolated steps.
     """
@@ -53,7 +51,7 @@ def time_step(ledger: Ledger, world: World, machine: int) -> None:
         world.clock[0]["steps_beyond_prompt"] += 1
     prompt_s = prompt_time_s(world, kind, tokens)
     if ledger.settings[0]["published"]:
-        machines[machine]["step_first_s"] = prompt_s * PUBLISHED_MIXED_FACTOR if requests > 0 else prompt_s
+        machines[machine]["step_first_s"] = iteration_s(prompt_s, requests)
         return
     if requests > 0:
         prompt_s = max(prompt_s, world.curves[kind, TOKEN_S, requests])

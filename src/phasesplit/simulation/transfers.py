@@ -4,7 +4,6 @@ from phasesplit._jit import jit, jit_inline
 from phasesplit.scheduling.accounts import (
     back_to_prompt,
     blocks_of,
-    fits,
     hold_arrival,
     leave_prompt_machine,
     work_tokens,
@@ -18,7 +17,6 @@ from phasesplit.simulation.flows import (
     STREAMING,
     TAIL,
     UNLIMITED,
-    WAITING_FOR_ROOM,
     close_flow,
     end_streaming,
     kv_bytes,
@@ -26,31 +24,6 @@ from phasesplit.simulation.flows import (
 )
 from phasesplit.simulation.steps import cut, iterations_by
 from phasesplit.simulation.world import World
-
-PUBLISHED_LINK_BYTES_PER_S = 200 * 2.0**30
-"""Bandwidth of the published simulator's private links. Source: its cluster configurations (200 GiB/s)."""
-PUBLISHED_RETRY_S = 1.0
-"""A transfer whose destination is full is tried again after so long. Source: published simulator."""
-
-
-@jit
-def try_published(ledger: Ledger, world: World, slot: int, now_s: float) -> None:
-    """Start a transfer by the published rules: a private link, after prefill; full destinations are retried.
-
-    Mutates: requests, machines, world.future, world.clock.
-    """
-    requests = ledger.requests
-    target = requests[slot]["token_machine"]
-    blocks = requests[slot]["prompt_tokens"] + 1
-    entity = ledger.machines.size + slot
-    if not fits(ledger.machines, target, blocks):
-        requests[slot]["flow"] = WAITING_FOR_ROOM
-        schedule(world.clock, world.future, entity, now_s + PUBLISHED_RETRY_S)
-        return
-    hold_arrival(ledger, slot, blocks, now_s)
-    requests[slot]["flow"] = TAIL
-    size = requests[slot]["prompt_tokens"] * world.kinds[0]["kv_bytes_per_token"]
-    schedule(world.clock, world.future, entity, now_s + size / PUBLISHED_LINK_BYTES_PER_S)
 
 
 @jit
