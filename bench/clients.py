@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 
 from phasesplit.domain.request import Trace
-from phasesplit.files.trace_writers import write_trace
+from phasesplit.io.trace_writers import write_trace
 
 FIRST_S, GAP_S = 0.080, 0.020
 REQUESTS, APART_S, OUTPUT_TOKENS = 60, 0.15, 24

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.engine.blocks import KINDS, Tensor
 from phasesplit.engine.checkpoint import open_checkpoint
 from phasesplit.engine.kernels import CACHE_IS_WARM, attend, warm_up
-from phasesplit.engine.panels import Matrix, multiply, pack
+from phasesplit.engine.packed import Matrix, multiply, pack
+from phasesplit.engine.quant_blocks import KINDS, Tensor
 from speed import about_machine
 
 Values = NDArray[np.float32]
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 @dataclass(frozen=True)
-class Floors:
+class LowerBounds:
     """What one core does at most.
 
     Attributes:
@@ -83,23 +83,23 @@ _READ = np.ones(1 << 25, np.int64)  # 256 MiB, every page its own: untouched pag
 _WIDE = [np.ones(shape, np.float32) for shape in ((512, 576), (576, 3072), (512, 3072))]
 
 
-def measured_floors() -> Floors:
+def measured_floors() -> LowerBounds:
     """Return the floors as they are now."""
     x, w, out = _WIDE
-    return Floors(
+    return LowerBounds(
         read_bytes_per_s=_READ.nbytes / best(lambda: _READ.max(), 3),
         flops=2 * x.size * w.shape[1] / best(lambda: np.matmul(x, w, out=out), 5),
     )
 
 
-def beside_floors(call: Callable[[], object], rounds: int = ROUNDS) -> tuple[float, Floors]:
+def beside_floors(call: Callable[[], object], rounds: int = ROUNDS) -> tuple[float, LowerBounds]:
     """Return the shortest time of a call, in seconds, and the best floors, measured in turns."""
     took_s, found = [], []
     for _ in range(rounds):
         found.append(measured_floors())
         took_s.append(best(call, 1))
     read, flops = max(one.read_bytes_per_s for one in found), max(one.flops for one in found)
-    return min(took_s), Floors(read_bytes_per_s=read, flops=flops)
+    return min(took_s), LowerBounds(read_bytes_per_s=read, flops=flops)
 
 
 def made_up_tensors() -> Iterable[list[Tensor]]:

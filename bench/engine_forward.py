@@ -1,8 +1,8 @@
-"""How fast the embedded engine is: prompt and token phase of the default model on one core, against what is possible.
+"""How fast the embedded engine is: prefill and decode phase of the default model on one core, against what is possible.
 
 Run with `python bench/engine_forward.py [MODEL.gguf]` (by default the default model, fetched if need be). The floor is
-measured in the same run: OpenBLAS sgemm for arithmetic, one large dot product for reading memory. Of the prompt phase
-it counts the arithmetic that one wanted row needs (the last layer needs only KV of the others); of a step of the token
+measured in the same run: OpenBLAS sgemm for arithmetic, one large dot product for reading memory. Of the prefill phase
+it counts the arithmetic that one wanted row needs (the last layer needs only KV of the others); of a step of the decode
 phase the larger of arithmetic and of reading weights and KV once. llama.cpp and torch run beside it where they are
 installed.
 """
@@ -26,20 +26,20 @@ from typing import Any
 
 import numpy as np
 
-from phasesplit.engine.batch import Batch
 from phasesplit.engine.cache import KvCache
 from phasesplit.engine.checkpoint import Checkpoint, open_checkpoint
+from phasesplit.engine.fetch import TinySizes, write_tiny_model
 from phasesplit.engine.forward import Forward
+from phasesplit.engine.iteration import Batch
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS
 from phasesplit.engine.packed import PackedModel, packed_model
-from phasesplit.engine.tiny import TinySizes, write_tiny_model
 from speed import about_machine
 
 PROMPTS = (64, 512, 1_518, 4_096)
 BATCHES = (1, 4, 16, 32)
 CONTEXT = 512
 STEPS = 12
-PROMPT_GOALS = {512: 0.95, 4_096: 0.85}
+PREFILL_GOALS = {512: 0.95, 4_096: 0.85}
 STEP_GOALS = {("float32", 1): 0.75, ("native", 1): 0.40, ("native", 16): 0.65, ("float32", 16): 0.65}
 
 
@@ -133,7 +133,7 @@ class Bench:
         self.head_values = sum(panels.rows * panels.columns for panels in model.output)
         self.weight_bytes = sum(panels.data.nbytes for panels in (*matrices, *model.output))
 
-    def prompt_floor_s(self, tokens: int) -> float:
+    def prefill_floor_s(self, tokens: int) -> float:
         """Return the time that the arithmetic of a prompt takes at the rate of sgemm."""
         config = self.model.config
         kv_values = 2 * config.kv_heads * config.head_dim * config.hidden
@@ -144,7 +144,7 @@ class Bench:
         return (whole + last + 2 * self.head_values) / self.flops_per_s
 
     def step_floor_s(self, sequences: int, context: int) -> float:
-        """Return the time that a step of the token phase takes at least."""
+        """Return the time that a step of the decode phase takes at least."""
         config = self.model.config
         kv_values = 2 * config.layers * config.kv_heads * config.head_dim * context
         attention = 4 * config.layers * config.query_heads * config.head_dim * context
@@ -160,11 +160,11 @@ class Bench:
             forward = Forward(self.model, KvCache(self.model.config, width))
             batch = rows_of(tokens, 1, 0, width)
             took = best_s(lambda forward=forward, batch=batch: forward.run(batch), 2 if tokens > 600 else 6)
-            goal = f"{PROMPT_GOALS[tokens]:.0%}" if tokens in PROMPT_GOALS else ""
-            print(f"{tokens:>8,} {tokens / took:>9.0f} {self.prompt_floor_s(tokens) / took:>9.0%} {goal:>6}")
+            goal = f"{PREFILL_GOALS[tokens]:.0%}" if tokens in PREFILL_GOALS else ""
+            print(f"{tokens:>8,} {tokens / took:>9.0f} {self.prefill_floor_s(tokens) / took:>9.0%} {goal:>6}")
 
     def step_table(self) -> None:
-        """Print the time of one step of the token phase."""
+        """Print the time of one step of the decode phase."""
         print(f"\ntoken phase, {self.model.precision}, context {CONTEXT}")
         print(f"{'batch':>8} {'best ms':>9} {'median':>9} {'of floor':>9} {'goal':>6}")
         for sequences in BATCHES:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for the tests' c
 
 PROMPT_TOKENS = 64
 NAMES = ("prefill", "decode")
-TOKEN_S = 0.05
+DECODE_S = 0.05
 
 
 # Fake machines
@@ -44,7 +44,7 @@ def facts(name: str, port: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def machine(name: str, port: int, token_s: float) -> asyncio.Server:
+async def machine(name: str, port: int, decode_s: float) -> asyncio.Server:
     """Serve as one fake machine."""
     loop = asyncio.get_running_loop()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -89,7 +89,7 @@ async def machine(name: str, port: int, token_s: float) -> asyncio.Server:
                     writer.write(whole)
                     continue
                 most = fields["max_tokens"]
-                if not token_s:
+                if not decode_s:
                     middle = b"".join(tokens[place % 26] for place in range(most - 1))
                     writer.write(head + middle + lasts[(most - 1) % 26])
                     continue
@@ -97,7 +97,7 @@ async def machine(name: str, port: int, token_s: float) -> asyncio.Server:
                 due_s = loop.time()
                 for place in range(most):
                     writer.write(lasts[place % 26] if place == most - 1 else tokens[place % 26])
-                    due_s += token_s
+                    due_s += decode_s
                     await asyncio.sleep(max(0.0, due_s - loop.time()))
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             writer.close()
@@ -113,13 +113,12 @@ def gateway_process(port: int, machines: list[str], core: int) -> None:
     import uvicorn
 
     from doubles import ByteCodec
-    from phasesplit.gateway.app import make_app
+    from phasesplit.gateway.app import bounded_protocol, make_app
     from phasesplit.gateway.clock import LoopClock
     from phasesplit.gateway.dispatcher import Dispatcher
     from phasesplit.gateway.gateway import Gateway
     from phasesplit.gateway.http_worker import HttpWorker
-    from phasesplit.gateway.slow_clients import bounded_protocol
-    from phasesplit.scheduling.rules import Rules
+    from phasesplit.scheduler.rules import Rules
 
     os.sched_setaffinity(0, {core})
     gateway = Gateway(
@@ -229,7 +228,7 @@ async def added_latency(port: int, machine_port: int, seconds: float) -> None:
         print(f"  {name}: p50 {share_of(added, 0.5):.2f} ms, p99 {share_of(added, 0.99):.2f} ms")
 
 
-async def streams(port: int, count: int, most: int, token_s: float) -> tuple[int, str]:
+async def streams(port: int, count: int, most: int, decode_s: float) -> tuple[int, str]:
     """Let many streams run at once; return how many tokens came, and how evenly."""
     body = body_of(most, streams=True)
     started_s = time.perf_counter()
@@ -241,7 +240,7 @@ async def streams(port: int, count: int, most: int, token_s: float) -> tuple[int
         connection.close()
         return instants
 
-    all_instants = await asyncio.gather(*(one(token_s * 4 * i / count) for i in range(count)))
+    all_instants = await asyncio.gather(*(one(decode_s * 4 * i / count) for i in range(count)))
     took_s = time.perf_counter() - started_s
     gaps_ms = [(b - a) * 1e3 for instants in all_instants for a, b in itertools.pairwise(instants)]
     tokens = sum(map(len, all_instants))
@@ -280,14 +279,14 @@ async def main(seconds: float) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[0]})
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    for token_s in (0.0, TOKEN_S):
+    for decode_s in (0.0, DECODE_S):
         port, ports = free_port(), [free_port() for _ in NAMES]
-        servers = [await machine(name, at, token_s) for name, at in zip(NAMES, ports, strict=True)]
+        servers = [await machine(name, at, decode_s) for name, at in zip(NAMES, ports, strict=True)]
         urls = [f"http://127.0.0.1:{at}" for at in ports]
         process = subprocess.Popen([sys.executable, __file__, "--gateway", json.dumps([port, urls, cores[-1]])])
         try:
             await ready(port)
-            await (at_once(process.pid, port, ports[1], seconds) if not token_s else steadily(process.pid, port))
+            await (at_once(process.pid, port, ports[1], seconds) if not decode_s else steadily(process.pid, port))
         finally:
             process.terminate()
             process.wait()
@@ -309,9 +308,9 @@ async def at_once(process: int, port: int, machine_port: int, seconds: float) ->
 
 async def steadily(process: int, port: int) -> None:
     """Measure with machines that take their time."""
-    print(f"streams of a token each {TOKEN_S * 1e3:.0f} ms:")
+    print(f"streams of a token each {DECODE_S * 1e3:.0f} ms:")
     for count in (100, 250, 500):
-        await measured(f"{count} streams", process, partial(streams, port, count, 60, TOKEN_S))
+        await measured(f"{count} streams", process, partial(streams, port, count, 60, DECODE_S))
 
 
 async def ready(port: int) -> None:

@@ -11,21 +11,19 @@ import time
 from itertools import product
 from pathlib import Path
 
-from phasesplit.domain.arrival_text import parse_arrivals
+from phasesplit.domain.arrivals import parse_arrivals
 from phasesplit.domain.request import Trace
-from phasesplit.files.catalog import phase_times, reference_times
-from phasesplit.files.specs import load_machine, load_model
-from phasesplit.files.traces import read_trace
-from phasesplit.files.workloads import load_workload
-from phasesplit.planning.designs import Kind, design
-from phasesplit.planning.drive import Memory, drive
-from phasesplit.planning.floors import Floors
-from phasesplit.planning.objective import Measure
-from phasesplit.planning.probe import Prober, Question
-from phasesplit.planning.problem import AS_ASKED, Offer, Problem
-from phasesplit.planning.search import Hunt
-from phasesplit.planning.traffic import Traffic
-from phasesplit.pool import open_pool
+from phasesplit.io.catalog import phase_times, reference_times
+from phasesplit.io.specs import load_machine, load_model
+from phasesplit.io.traces import read_trace
+from phasesplit.io.workloads import load_workload
+from phasesplit.planner.designs import DesignKind, design
+from phasesplit.planner.drive import MemoryJournal, drive
+from phasesplit.planner.lower_bounds import LowerBounds
+from phasesplit.planner.pool import open_pool
+from phasesplit.planner.probe import Prober, Question
+from phasesplit.planner.problem import AS_ASKED, Measure, Offer, Problem, Traffic
+from phasesplit.planner.search import CountSearch
 from speed import about_machine
 
 ROOT = Path(__file__).parent.parent
@@ -49,16 +47,16 @@ def one_search() -> None:
     """Print the time of one search over all sizes of two pools, pruned, and of trying every one."""
     trace = shared_or_shipped()
     problem = pools_problem(trace)
-    splits = design(problem, Kind.ELASTIC, [0, 0])
+    splits = design(problem, DesignKind.ELASTIC, [0, 0])
     rate = problem.traffic.rate_per_s
     print(f"\ncheapest of {MOST} x {MOST} pool sizes, bloom-176b on dgx-h100, elastic, {len(trace):,} requests")
     prober = Prober(problem)
     prober(Question(splits, (MOST, MOST), rate, 0))  # compiles, where nothing is compiled yet
     with open_pool(prober) as workers:
         began = time.perf_counter()
-        hunt = Hunt(
+        count_search = CountSearch(
             problem=problem,
-            floors=Floors(problem),
+            floors=LowerBounds(problem),
             design=splits,
             rate_per_s=rate,
             measure=Measure.COST,
@@ -66,7 +64,7 @@ def one_search() -> None:
             seeds=problem.seeds,
             width=workers.width,
         )
-        found = drive({0: hunt.run()}, workers, Memory())[0]
+        found = drive({0: count_search.run()}, workers, MemoryJournal())[0]
         taken_s = time.perf_counter() - began
         print(
             f"  pruned     {found.counts}  {found.value:8.2f} USD/h   {found.probes:5,} simulations"
@@ -77,9 +75,9 @@ def one_search() -> None:
         futures = [workers.submit(Question(splits, cell, rate, 0)) for cell in cells]
         holding = [cell for cell, future in zip(cells, futures, strict=True) if future.result().holds]
         taken_s = time.perf_counter() - began
-    best = min(holding, key=lambda cell: (hunt.taken(cell), cell))
+    best = min(holding, key=lambda cell: (count_search.taken(cell), cell))
     print(
-        f"  all tried  {best}  {hunt.taken(best):8.2f} USD/h   {len(cells):5,} simulations"
+        f"  all tried  {best}  {count_search.taken(best):8.2f} USD/h   {len(cells):5,} simulations"
         f"  {taken_s:6.1f} s   goal below {SEARCH_GOAL_S:.0f} s, {len(holding):,} keep the SLO"
     )
 

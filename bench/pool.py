@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from phasesplit.domain.arrival_text import parse_arrivals
-from phasesplit.files.catalog import build_cluster
-from phasesplit.files.workloads import load_workload
-from phasesplit.pool import open_pool
-from phasesplit.scheduling.rules import Rules
-from phasesplit.simulation.result import Result
-from phasesplit.simulation.run import simulate
+from phasesplit.domain.arrivals import parse_arrivals
+from phasesplit.io.catalog import build_cluster
+from phasesplit.io.workloads import load_workload
+from phasesplit.planner.pool import open_pool
+from phasesplit.scheduler.rules import Rules
+from phasesplit.simulator.result import Result
+from phasesplit.simulator.run import simulate
 
 SIMULATIONS = 40
 SECONDS = 300
@@ -82,7 +82,7 @@ def multiprocessing_pool(answer: Callable[[Any], Any], way: str) -> ProcessPoolE
     """Return the standard library's workers, started in one of its ways."""
     context = multiprocessing.get_context(way)
     if way == "forkserver":
-        context.set_forkserver_preload(["phasesplit.simulation.run"])
+        context.set_forkserver_preload(["phasesplit.simulator.run"])
     return ProcessPoolExecutor(2, context, initializer=_install, initargs=(answer,))
 
 

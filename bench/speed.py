@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from phasesplit.domain.arrival_text import parse_arrivals
+from phasesplit.domain.arrivals import parse_arrivals
 from phasesplit.domain.request import Trace
-from phasesplit.files.catalog import build_cluster
-from phasesplit.files.traces import read_trace
-from phasesplit.files.workloads import load_workload
-from phasesplit.scheduling.rules import Rules
-from phasesplit.simulation.result import Result
-from phasesplit.simulation.run import simulate
+from phasesplit.io.catalog import build_cluster
+from phasesplit.io.traces import read_trace
+from phasesplit.io.workloads import load_workload
+from phasesplit.scheduler.rules import Rules
+from phasesplit.simulator.result import Result
+from phasesplit.simulator.run import simulate
 
 ROOT = Path(__file__).parent.parent
 SHARED_TRACE = ROOT / "../shared/data/splitwise-sim/rr_conv_70_2min.csv.gz"
@@ -107,9 +107,9 @@ def memory() -> None:
     """Print time and memory of ten million requests, summary only, in a process of its own."""
     print("\nten million requests, summary only, default rules, split 25P 15T (own process)")
     code = (
-        "from phasesplit.simulation.run import simulate;"
-        "from phasesplit.files.workloads import load_workload; from phasesplit.files.catalog import build_cluster;"
-        "from phasesplit.domain.arrival_text import parse_arrivals;"
+        "from phasesplit.simulator.run import simulate;"
+        "from phasesplit.io.workloads import load_workload; from phasesplit.io.catalog import build_cluster;"
+        "from phasesplit.domain.arrivals import parse_arrivals;"
         f"r = simulate(build_cluster('bloom-176b', {SPLIT!r}), load_workload('azure-conversation')"
         ".chunks(70.0, 10_000_000, 1, arrivals=parse_arrivals('poisson')), keep=False); print(r.statuses['completed'])"
     )

@@ -1,7 +1,7 @@
 """What a split costs between first and second token: transfers in both modes, beside one machine that does both.
 
-Run with `python bench/split.py` on a machine that is idle: a prompt machine and a token machine as `serve` starts them,
-each in a process with a core of its own, with the default model. The token machine serves the same prompts whole as
+Run with `python bench/split.py` on an idle machine: a prefill machine and a decode machine as `serve` starts them,
+each in a process with a core of its own, with the default model. The decode machine serves the same prompts whole as
 well: its own time between tokens is what the second token of a split is compared with. Whole, serialized and layer by
 layer take turns; figures are medians. Then the same as a client of `phasesplit serve` sees it.
 """
@@ -26,16 +26,16 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from phasesplit.engine.events import Event, Failed, Finished, KvLeft, Refused, Started, Token
+from kv_transfer import stay_on
+from phasesplit.engine.engine_events import Event, Failed, Finished, KvLeft, Refused, Started, Token
 from phasesplit.engine.fetch import default_model
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS
 from phasesplit.engine.sampling import Sampling
 from phasesplit.engine.wire import WorkerRequest
+from phasesplit.launcher.embedded import EmbeddedWorker, WorkerSettings
 from phasesplit.protocol.worker import Address, SendKv, TakeKv
-from phasesplit.scheduling.rules import Rules
-from phasesplit.serving.embedded import EmbeddedWorker, WorkerSettings
+from phasesplit.scheduler.rules import Rules
 from speed import about_machine
-from transfer import stay_on
 
 ROUNDS = {64: 9, 256: 7, 512: 5, 1_024: 3, 1_500: 5, 4_096: 1}
 """Prompt tokens, and how often each is measured; long ones take long."""
@@ -59,10 +59,10 @@ def main() -> None:
 
 
 def between_machines() -> None:
-    """Print the second token's delay and the prompt phase's, by prompt length."""
+    """Print the second token's delay and the prefill phase's, by prompt length."""
     print("\nby the engines' clock, medians of 1 to 9; the second token counts from the first, on the other machine")
     print(
-        "          one engine       serialized                 layer by layer             KV left         prompt phase"
+        "          one engine       serialized                 layer by layer             KV left         prefill phase"
     )
     print(
         "  tokens  2nd  later       2nd     over 2nd, later    2nd     over 2nd, later   serial. layers  serial. layers"
@@ -96,8 +96,8 @@ def line(tokens: int, prompt: "Machine", token: "Machine", rounds: int) -> str:
     return (
         f"  {tokens:6,}{second_s * 1e3:6.1f} {later_s * 1e3:5.1f} ms{shown}"
         f"{serialized.exposed_s * 1e3:7.1f} {layers.exposed_s * 1e3:5.1f} ms "
-        f"{serialized.prompt_s * 1e3:8.0f} {layers.prompt_s * 1e3:6.0f} ms"
-        f" ({layers.prompt_s / serialized.prompt_s - 1:+.1%})"
+        f"{serialized.prefill_s * 1e3:8.0f} {layers.prefill_s * 1e3:6.0f} ms"
+        f" ({layers.prefill_s / serialized.prefill_s - 1:+.1%})"
         + (f"   goal {MOST_OVER:.1%}" if tokens == GOAL_TOKENS else "")
     )
 
@@ -106,12 +106,12 @@ class Split(NamedTuple):
     """What one split request took.
 
     Attributes:
-        prompt_s: The prompt phase.
-        second_s: From the first token, on the prompt machine, to the second, on the token machine.
+        prefill_s: The prefill phase.
+        second_s: From the first token, on the prefill machine, to the second, on the decode machine.
         exposed_s: From the last layer handed over to the word that all has arrived.
     """
 
-    prompt_s: float
+    prefill_s: float
     second_s: float
     exposed_s: float
 

@@ -17,18 +17,18 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from phasesplit.transfer.blocks import BlockPool
-from phasesplit.transfer.calibration import link_text, measure_link
-from phasesplit.transfer.channel import Channel, drive_receiver, drive_sender, wait_readable
-from phasesplit.transfer.chooser import Mode, threshold_tokens
-from phasesplit.transfer.endpoint import KvEndpoint
-from phasesplit.transfer.layout import KvLayout, PeerInfo
-from phasesplit.transfer.offers import Reservation
-from phasesplit.transfer.receiver import Receiver
-from phasesplit.transfer.sender import FRAME_BYTES, Sender
-from phasesplit.transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
-from phasesplit.transfer.states import Arrival, Departure
-from phasesplit.transfer.tcp import TcpListener, connect_tcp
+from phasesplit.kv_transfer.block_pool import BlockPool
+from phasesplit.kv_transfer.calibration import link_text, measure_link
+from phasesplit.kv_transfer.channel import Channel, drive_receiver, drive_sender, wait_readable
+from phasesplit.kv_transfer.chooser import Mode, threshold_tokens
+from phasesplit.kv_transfer.endpoint import KvEndpoint
+from phasesplit.kv_transfer.layout import KvLayout, PeerInfo
+from phasesplit.kv_transfer.messages import ReservedBlocks
+from phasesplit.kv_transfer.receiver import Receiver
+from phasesplit.kv_transfer.sender import FRAME_BYTES, Sender
+from phasesplit.kv_transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
+from phasesplit.kv_transfer.tcp import TcpListener, connect_tcp
+from phasesplit.kv_transfer.transfer_states import Arrival, Departure
 from speed import about_machine
 
 # KV of Llama2-7B's shape in float16, but 8 layers: 16 tokens of a layer are 256 KiB.
@@ -116,17 +116,17 @@ def calibration() -> None:
 
 
 def exposed_times() -> None:
-    """Print what is left of a transfer after the prompt phase, and how much longer that takes, in both modes.
+    """Print what is left of a transfer after the prefill phase, and how much longer that takes, in both modes.
 
-    The prompt phase is made of matrix products, as many as make `FAST_TOKENS_PER_S`, so that sending costs it time.
+    The prefill phase is made of matrix products, as many as make `FAST_TOKENS_PER_S`, so that sending costs it time.
     """
-    print(f"\nafter a prompt phase at {FAST_TOKENS_PER_S} tokens/s, SmolLM2-135M's KV, medians of {EXPOSED_ROUNDS}")
-    print("                 tokens   prompt phase      exposed          prompt phase longer by")
+    print(f"\nafter a prefill phase at {FAST_TOKENS_PER_S} tokens/s, SmolLM2-135M's KV, medians of {EXPOSED_ROUNDS}")
+    print("                 tokens   prefill phase      exposed          prefill phase longer by")
     print("                                            serialized layers   serialized layers")
     left, right = np.random.default_rng(0).random((2, 64, 64), np.float32)
     product_s = min(timed(lambda: [left @ right for _ in range(100)]) for _ in range(20)) / 100
     for name in GOALS:
-        with TokenMachine(name) as there, tempfile.TemporaryDirectory(prefix="kv") as folder:
+        with DecodeMachine(name) as there, tempfile.TemporaryDirectory(prefix="kv") as folder:
             pool = SharedPool(SMOL, EXPOSED_BLOCKS)
             pool.blocks[:] = 1
             endpoint = KvEndpoint(
@@ -158,7 +158,7 @@ def exposed_times() -> None:
             pool.close()
 
 
-class TokenMachine:
+class DecodeMachine:
     """A machine in a process of its own that takes in one request after another."""
 
     def __init__(self, name: str) -> None:
@@ -171,7 +171,7 @@ class TokenMachine:
         self._address = self._pipe.recv()
 
     def receive(self, endpoint: KvEndpoint, key: str, tokens: int, compute: Callable[[], None], mode: Mode) -> float:
-        """Let an endpoint compute and send a prompt; return the time of its prompt phase, in seconds."""
+        """Let an endpoint compute and send a prompt; return the time of its prefill phase, in seconds."""
         out = endpoint.outgoing
         self._pipe.send((key, tokens))
         out.await_offer(key, "token", self._address, 1)
@@ -195,7 +195,7 @@ class TokenMachine:
         self._pipe.recv()
         return took_s
 
-    def __enter__(self) -> "TokenMachine":
+    def __enter__(self) -> "DecodeMachine":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -205,7 +205,7 @@ class TokenMachine:
 
 
 def take_in(name: str, folder: str, parent: Connection) -> None:
-    """Be the token machine: hold room for what the parent says, until it says None."""
+    """Be the decode machine: hold room for what the parent says, until it says None."""
     stay_on(1)
     pool = SharedPool(SMOL, EXPOSED_BLOCKS)
     pool.blocks[:] = 1
@@ -274,7 +274,7 @@ class Peer:
     def transfer(self) -> None:
         """Send one prompt; the receiver reserves it again as soon as it has released the one before."""
         self._number += 1
-        reservation = Reservation("decode", 1, self._number, self._tokens, self._blocks)
+        reservation = ReservedBlocks("decode", 1, self._number, self._tokens, self._blocks)
         self._sender.open(reservation, self._blocks, time.monotonic() + 60.0)
         self._sender.send_all(reservation)
         while self._sender.state(reservation) not in (Departure.COMPLETED, Departure.FAILED):

@@ -17,18 +17,17 @@ from pathlib import Path
 
 import numpy as np
 
-from phasesplit.cli.verify_run import measure_profile, verified
-from phasesplit.cli.verify_view import shown
 from phasesplit.domain.request import Trace
 from phasesplit.engine.fetch import model_path
-from phasesplit.files.profile_files import read_profile_file
-from phasesplit.files.profile_schema import ProfileSpec
-from phasesplit.files.serve_files import VLLM_RULES, ServedCluster, VllmOptions
-from phasesplit.files.workloads import load_workload
-from phasesplit.measuring.cores import cores_text
-from phasesplit.measuring.host import host_facts
-from phasesplit.measuring.prediction import NO_OVERHEADS, Twin
-from phasesplit.measuring.verify import Verification, on_cores
+from phasesplit.io.cluster_file import VLLM_RULES, ServedCluster, VllmOptions
+from phasesplit.io.profile_schema import ProfileSpec
+from phasesplit.io.profiles import read_profile_file
+from phasesplit.io.workloads import load_workload
+from phasesplit.profiling.record import host_facts
+from phasesplit.validation.core_shares import cores_text
+from phasesplit.validation.prediction import NO_OVERHEADS, Twin
+from phasesplit.validation.verify import Verification, on_cores
+from phasesplit.validation.verify_view import measure_profile, shown, verified
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE, VLLM_TABLE = ROOT / "docs" / "verify-table.md", ROOT / "docs" / "verify-table-vllm.md"

@@ -129,7 +129,7 @@ def head(versions: dict[str, str], load: float, others: float, elapsed_s: float)
 def table(found: Found, streams: dict[str, float], lengths_tokens: tuple[int, ...]) -> list[str]:
     """Return exposed times by link, way and prompt length."""
     rows = [
-        "Exposed milliseconds: from the first token on the prompt machine until vLLM on the token machine knows that "
+        "Exposed milliseconds: from the first token on the prefill machine until vLLM on the decode machine knows that "
         f"the KV is there; below 0 it was there before the token was. Medians of {REPEATS}, and the least to the most.",
         "",
         f"| link | a plain TCP stream | way | {sizes(lengths_tokens)} |",
@@ -143,17 +143,19 @@ def table(found: Found, streams: dict[str, float], lengths_tokens: tuple[int, ..
 
 
 def costs(found: Found, idle_cores: dict[str, float], lengths_tokens: tuple[int, ...]) -> list[str]:
-    """Return what each way takes from the models: how long prompt phases are, and cores that idle machines take."""
+    """Return what each way takes from the models: how long prefill phases are, and cores that idle machines take."""
     rows = [
-        "What the ways cost: milliseconds of the prompt phases above, over all links, and the cores that both machines "
+        "What the ways cost: milliseconds of the prefills above, over all links, and the cores that both machines "
         "take together while they have nothing to do.",
         "",
         f"| way | {sizes(lengths_tokens)} | cores taken when idle |",
         "|---|" + "--:|" * (len(lengths_tokens) + 1),
     ]
     for way in WAYS:
-        prompt_ms = [[run.prompt_ms for name in LINKS for run in found[name, way, tokens]] for tokens in lengths_tokens]
-        rows.append(f"| {way} | {' | '.join(map(spread, prompt_ms))} | {idle_cores[way]:.2f} |")
+        prefill_ms = [
+            [run.prefill_ms for name in LINKS for run in found[name, way, tokens]] for tokens in lengths_tokens
+        ]
+        rows.append(f"| {way} | {' | '.join(map(spread, prefill_ms))} | {idle_cores[way]:.2f} |")
     return rows
 
 

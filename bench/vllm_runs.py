@@ -37,13 +37,13 @@ class Run(NamedTuple):
     """One prompt whose KV moved.
 
     Attributes:
-        exposed_ms: From the first token on the prompt machine until vLLM on the token machine knows that the KV is
+        exposed_ms: From the first token on the prefill machine until vLLM on the decode machine knows that the KV is
             there; below 0 it was there before the token was.
-        prompt_ms: Time of the prompt phase.
+        prefill_ms: Time of the prefill phase.
     """
 
     exposed_ms: float
-    prompt_ms: float
+    prefill_ms: float
 
 
 Found = dict[tuple[str, str, int], list[Run]]
@@ -151,7 +151,7 @@ def moved(pair: Pair, tokens: int, address: dict[str, Any] | None) -> Run:
     Args:
         pair: Machines.
         tokens: Its length.
-        address: Where the prompt machine sends the KV; None: the token machine pulls it.
+        address: Where the prefill machine sends the KV; None: the decode machine pulls it.
     """
     number = next(_numbers)
     key, prompt = f"r{number}", prompt_of(tokens, number)

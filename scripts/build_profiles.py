@@ -13,7 +13,7 @@ from statistics import mean, median
 import numpy as np
 
 from phasesplit.domain import roofline
-from phasesplit.files.catalog import WHOLE, calibration_errors, slice_errors
+from phasesplit.io.catalog import WHOLE, calibration_errors, slice_errors
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT.parent / "shared" / "data" / "splitwise-sim" / "perf_model.csv"
@@ -70,7 +70,7 @@ def print_slices() -> None:
     for (model, machine, tensor_parallel), error in slice_errors().items():
         print(
             f"roofline: {model} on {machine}/tp{tensor_parallel}: mean error {error.prompt_mean:.0%} prompt"
-            f" (worst {error.prompt_worst:.0%}), {error.token_mean:.0%} token (worst {error.token_worst:.0%})"
+            f" (worst {error.prefill_worst:.0%}), {error.decode_mean:.0%} token (worst {error.decode_worst:.0%})"
         )
 
 
@@ -83,7 +83,7 @@ def fit_roofline() -> None:
         roofline.MEMORY_EFFICIENCY = float(memory)
         roofline.ENGINE_2023_OVERHEAD_PER_LAYER_S = float(overhead_s)
         pairs = calibration_errors().values()
-        prompt, token = mean(pair.prompt_mean for pair in pairs), mean(pair.token_mean for pair in pairs)
+        prompt, token = mean(pair.prompt_mean for pair in pairs), mean(pair.decode_mean for pair in pairs)
         errors[(compute, memory, overhead_s)] = ((prompt + token) / 2, prompt, token)
     compute, memory, overhead_s = min(errors, key=lambda constants: errors[constants])
     _, prompt, token = errors[(compute, memory, overhead_s)]
@@ -100,14 +100,14 @@ if __name__ == "__main__":
         "measured.csv",
         "Median over the runs of each measured point.",
         ("tensor_parallel", "prompt_size", "batch_size", "token_size"),
-        "model,machine,tensor_parallel,prompt_tokens,batch_requests,output_tokens,runs,prompt_s,token_s",
+        "model,machine,tensor_parallel,prompt_tokens,batch_requests,output_tokens,runs,prefill_s,decode_s",
         whole=False,
     )
     write(
         "published.csv",
         f"Median over all runs of equal prompt size x batch size on {WHOLE} GPUs, as the published simulator takes it.",
         ("batch_tokens",),
-        "model,machine,batch_tokens,runs,prompt_s,token_s",
+        "model,machine,batch_tokens,runs,prefill_s,decode_s",
         whole=True,
     )
     print_slices()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from phasesplit.domain.arrivals import ArrivalModel, Gamma, Hyperexponential
 from phasesplit.domain.request import Trace
 from phasesplit.domain.workload import LengthTable
-from phasesplit.files.traces import read_trace
+from phasesplit.io.traces import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACES = ROOT.parent / "shared" / "data" / "azure"

@@ -6,8 +6,8 @@ Usage: python scripts/compare_phase_times.py MODEL MACHINE [aiconfigurator[:engi
 import sys
 
 from phasesplit.errors import SpecError
-from phasesplit.files.specs import load_machine, load_model
-from phasesplit.files.time_sources import compare_sources, time_sources
+from phasesplit.io.catalog import compare_sources, time_sources
+from phasesplit.io.specs import load_machine, load_model
 
 
 def main() -> None:

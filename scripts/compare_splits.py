@@ -8,13 +8,12 @@ pages of the unsplit one and of the split with the shortest p99 E2E are left in 
 import sys
 from pathlib import Path
 
-from phasesplit.domain.request import Trace
-from phasesplit.domain.trace_shape import describe_trace
-from phasesplit.figures import write_html
-from phasesplit.files.catalog import build_cluster
-from phasesplit.files.traces import read_trace
-from phasesplit.simulation.result import Result
-from phasesplit.simulation.run import simulate
+from phasesplit.domain.request import Trace, describe_trace
+from phasesplit.io.catalog import build_cluster
+from phasesplit.io.traces import read_trace
+from phasesplit.report import write_html
+from phasesplit.simulator.result import Result
+from phasesplit.simulator.run import simulate
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "../shared/data"
@@ -78,7 +77,7 @@ def smallest(trace: Trace, model: str) -> int:
 def show(name: str, result: Result) -> None:
     """Print a row."""
     ttft, itl, e2e = (result.metrics[metric] for metric in ("ttft_s", "itl_s", "e2e_s"))
-    moves = result.counts["prompt_to_mixed"] + result.counts["token_to_mixed"]
+    moves = result.counts["prefill_to_mixed"] + result.counts["decode_to_mixed"]
     print(
         f"  {name:20} {ttft.quantile(0.5):7.3f} s {ttft.quantile(0.99):6.2f} {itl.quantile(0.5) * 1e3:6.1f} ms"
         f" {itl.quantile(0.99) * 1e3:6.0f} {itl.quantile(0.999) * 1e3:6.0f}"

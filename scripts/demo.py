@@ -13,22 +13,21 @@ from pathlib import Path
 
 import numpy as np
 
-from phasesplit.cli.verify_run import verified
-from phasesplit.cli.verify_view import placements, shown, shown_error
 from phasesplit.domain.request import Trace
 from phasesplit.engine.fetch import model_path
 from phasesplit.errors import PhasesplitError
-from phasesplit.figures.verify_report import write_verify_html
-from phasesplit.files.profile_files import read_profile_file
-from phasesplit.files.serve_files import ServedCluster
-from phasesplit.files.trace_writers import write_trace
-from phasesplit.files.workloads import load_workload
-from phasesplit.measuring.cores import core_plan
-from phasesplit.measuring.live import Live, Run
-from phasesplit.measuring.prediction import NO_OVERHEADS, Twin
-from phasesplit.measuring.prompts import Prompts
-from phasesplit.measuring.verify import Verification, profile_doubts
-from phasesplit.measuring.verify_record import verification_record
+from phasesplit.io.cluster_file import ServedCluster
+from phasesplit.io.profiles import read_profile_file
+from phasesplit.io.trace_writers import write_trace
+from phasesplit.io.workloads import load_workload
+from phasesplit.replay.client import Prompts
+from phasesplit.validation.core_shares import core_plan
+from phasesplit.validation.live import Live, LiveRun
+from phasesplit.validation.prediction import NO_OVERHEADS, Twin
+from phasesplit.validation.verify import Verification, profile_doubts
+from phasesplit.validation.verify_command import verification_record
+from phasesplit.validation.verify_page import write_verify_html
+from phasesplit.validation.verify_view import placements, shown, shown_error, verified
 
 OUT = Path("out")
 PROFILE, MACHINE, TRACE, PAGE = (
@@ -56,7 +55,7 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     name, model = the_model()
     clusters = {kind: ServedCluster(name=kind, model=name, pools=pools) for kind, pools in POOLS.items()}
-    step(2, f"profile this machine ({PROFILE_TIME}): how long prompt and token iterations take")
+    step(2, f"profile this machine ({PROFILE_TIME}): how long prompt and decode iterations take")
     profile_once(model)
     doubts = profile_doubts(read_profile_file(PROFILE))
     if doubts:
@@ -68,7 +67,7 @@ def main() -> None:
     write_trace(TRACE, trace)
     phasesplit("plan", "--model", str(PROFILE), "--existing", f"{MACHINE}=2", "--workload", str(TRACE), "--slo",
                "ttft_p90<2s,itl_p99<0.3s", "--duration", "60")  # fmt: skip
-    lost: list[Run] = []
+    lost: list[LiveRun] = []
 
     async def lose_a_worker(live: Live) -> None:
         step(5, "kill the prefill worker while requests are served: do clients see it?")
@@ -123,7 +122,7 @@ def requests(rate_per_s: float, duration_s: float) -> Trace:
     )
 
 
-async def run_with_a_loss(live: Live, trace: Trace) -> Run:
+async def run_with_a_loss(live: Live, trace: Trace) -> LiveRun:
     """Replay a trace and kill the prefill worker."""
 
     async def kill() -> None:
@@ -136,7 +135,7 @@ async def run_with_a_loss(live: Live, trace: Trace) -> Run:
     return run
 
 
-def loss(run: Run) -> str:
+def loss(run: LiveRun) -> str:
     """Return what clients saw of the loss of a worker."""
     failed = [one.error for one in run.replay.seen if one.error]
     again = sum(record is not None and record["attempts"] > 1 for record in run.records)

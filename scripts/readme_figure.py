@@ -8,13 +8,13 @@ engines do. Run: python scripts/readme_figure.py
 from pathlib import Path
 from typing import Any
 
-from phasesplit.figures.latency import draw_curves
-from phasesplit.figures.style import colour, drawing, new_figure
-from phasesplit.files.catalog import build_cluster
-from phasesplit.files.workloads import load_workload
-from phasesplit.scheduling.rules import Batching, Rules
-from phasesplit.simulation.result import Result
-from phasesplit.simulation.run import simulate
+from phasesplit.io.catalog import build_cluster
+from phasesplit.io.workloads import load_workload
+from phasesplit.report.page import colour, drawing, new_figure
+from phasesplit.report.panels import draw_curves
+from phasesplit.scheduler.rules import Batching, Rules
+from phasesplit.simulator.result import Result
+from phasesplit.simulator.run import simulate
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "images" / "conversation-70.png"
 RATE_PER_S = 70.0

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import orjson
 from aiohttp import web
 
-TOKEN_S, GAP_S = 0.001, 0.02
+DECODE_S, GAP_S = 0.001, 0.02
 
 
 @dataclass
 class Server:
-    """Answers a prompt after TOKEN_S a token, then a token each GAP_S; one prompt at a time, as engines do."""
+    """Answers a prompt after DECODE_S a token, then a token each GAP_S; one prompt at a time, as engines do."""
 
     url: str = ""
     prompts: list[list[int]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Server:
         answer = web.StreamResponse()
         await answer.prepare(request)
         async with self.lock:
-            await asyncio.sleep(TOKEN_S * len(body["prompt"]))
+            await asyncio.sleep(DECODE_S * len(body["prompt"]))
         for index in range(body["max_tokens"]):
             await asyncio.sleep(GAP_S if index else 0)
             chunk = {"choices": [{"text": "x", "token_ids": [1]}]}

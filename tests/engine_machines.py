@@ -11,21 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from invariants import check_blocks, check_machine
-from phasesplit.engine.batch import Batch
 from phasesplit.engine.cache import KvCache, kv_layout
 from phasesplit.engine.config import ModelConfig
-from phasesplit.engine.events import Event, Failed, Finished, KvLeft, PromptScored, Refused, Token
-from phasesplit.engine.iteration import Computes
+from phasesplit.engine.engine_events import Event, Failed, Finished, KvLeft, PromptScored, Refused, Token
+from phasesplit.engine.iteration import Batch, Computes
 from phasesplit.engine.loop import Engine
 from phasesplit.engine.sampling import Sampling
 from phasesplit.engine.wire import WorkerRequest
+from phasesplit.kv_transfer.block_pool import BlockPool
+from phasesplit.kv_transfer.endpoint import KvEndpoint
+from phasesplit.kv_transfer.layout import PeerInfo
+from phasesplit.kv_transfer.messages import TransferTimeouts
+from phasesplit.kv_transfer.shared_memory import SharedPool
 from phasesplit.protocol.worker import Address, Scored, SendKv, TakeKv
-from phasesplit.scheduling.rules import Batching, Rules
-from phasesplit.transfer.blocks import BlockPool
-from phasesplit.transfer.endpoint import KvEndpoint
-from phasesplit.transfer.layout import PeerInfo
-from phasesplit.transfer.shared_memory import SharedPool
-from phasesplit.transfer.timing import Patience
+from phasesplit.scheduler.rules import Batching, Rules
 from waiting import eventually
 
 BLOCK = 32
@@ -81,7 +80,7 @@ class Machine:
         epoch: int = 1,
         way: str = "shared-memory",
         folder: str = "",
-        patience: Patience | None = None,
+        patience: TransferTimeouts | None = None,
         **options: Any,
     ) -> None:
         layout = kv_layout(config, "tiny")
@@ -97,7 +96,7 @@ class Machine:
                 self.free,
                 directory=folder if way == "shared-memory" else None,
                 tcp=("127.0.0.1", 0) if way == "tcp" else None,
-                patience=patience or Patience(),
+                patience=patience or TransferTimeouts(),
                 poison=forward is StandIn,  # not-a-number, which kernels multiply by zero
             )
         rules = Rules(
@@ -111,23 +110,23 @@ class Machine:
 
     def close(self) -> None:
         """Give back every handle, once the books of the blocks agree."""
-        self.demand_consistent()
+        self.require_consistent()
         if self.endpoint is not None:
             self.endpoint.close()
         self.memory.close()
 
-    def demand_empty(self) -> None:
+    def require_empty(self) -> None:
         """Fail unless nothing is held or booked any more."""
         facts = self.engine.facts()
         assert facts.held == {}
         assert (facts.used_blocks, facts.running, facts.waiting_prompts, facts.pending_tokens) == (0, 0, 0, 0)
         assert self.free.free + facts.kept_blocks == self.blocks
         machine = self.engine._scheduler.ledger.machines
-        for name in ("committed_blocks", "prompt_requests", "token_requests", "pending_output_tokens", "arriving"):
+        for name in ("committed_blocks", "prefill_requests", "decode_requests", "pending_output_tokens", "arriving"):
             assert machine[name].tolist() == [0, 0], name
         assert machine["departing"].tolist() == [0, 0]
 
-    def demand_consistent(self) -> None:
+    def require_consistent(self) -> None:
         """Fail unless the ledger's accounts are those of its requests, and cover every block that is really held."""
         check_machine(self.engine._scheduler.ledger, 0)
         leases = self.endpoint.incoming._receiver.leases if self.endpoint is not None else None
@@ -180,7 +179,7 @@ def turn(*machines: Machine) -> bool:
         busy |= machine.engine.step()
         for on_event, event in machine.engine.take_events():
             on_event(event)
-        machine.demand_consistent()
+        machine.require_consistent()
     return busy
 
 
@@ -198,7 +197,7 @@ def served(machine: Machine, request: WorkerRequest, key: str = "whole") -> Hear
 
 
 class Pair:
-    """A prompt machine and a token machine."""
+    """A prefill machine and a decode machine."""
 
     def __init__(self, way: str = "shared-memory", **options: Any) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -217,12 +216,12 @@ class Pair:
     def submit(self, request: WorkerRequest, key: str = "r.0") -> tuple[Heard, Heard]:
         """Send both legs of a request; return what each is told."""
         legs = Heard(), Heard()
-        self.submit_token(request, key, legs[1])
-        self.submit_prompt(request, key, legs[0])
+        self.submit_decode(request, key, legs[1])
+        self.submit_prefill(request, key, legs[0])
         return legs
 
-    def submit_prompt(self, request: WorkerRequest, key: str, heard: Heard) -> None:
-        """Send the prompt leg, as the gateway derives it."""
+    def submit_prefill(self, request: WorkerRequest, key: str, heard: Heard) -> None:
+        """Send the prefill leg, as the gateway derives it."""
         assert self.token.endpoint is not None
         where = self.token.endpoint.address
         address = Address(where["boot_id"], where["unix"], tuple(where["tcp"]) if where["tcp"] else None)
@@ -230,8 +229,8 @@ class Pair:
         transfer = SendKv(key, "t", self.token.epoch, address)
         self.prompt.engine.submit(key, replace(request, max_tokens=1, sampling=sampling, transfer=transfer), heard)
 
-    def submit_token(self, request: WorkerRequest, key: str, heard: Heard) -> None:
-        """Send the token leg, as the gateway derives it."""
+    def submit_decode(self, request: WorkerRequest, key: str, heard: Heard) -> None:
+        """Send the decode leg, as the gateway derives it."""
         transfer = TakeKv(key, "p", self.prompt.epoch)
         fields = {"echo": False, "prompt_logprobs": None, "transfer": transfer}
         self.token.engine.submit(key, replace(request, **fields), heard)
@@ -245,7 +244,7 @@ class Pair:
         self.run_until(lambda: all(not machine.engine.facts().held for machine in self.machines))
         turn(*self.machines)
         for machine in self.machines:
-            machine.demand_empty()
+            machine.require_empty()
 
 
 def served_split(pair: Pair, request: WorkerRequest, key: str = "r.0") -> tuple[Heard, Heard]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.engine.batch import Batch
 from phasesplit.engine.cache import KvCache
 from phasesplit.engine.forward import Forward
+from phasesplit.engine.iteration import Batch
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS
 from phasesplit.engine.packed import PackedModel
 

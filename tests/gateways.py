@@ -10,7 +10,7 @@ from phasesplit.gateway.app import make_app
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.gateway import Gateway, Keys
 from phasesplit.gateway.limits import Limits
-from phasesplit.scheduling.rules import Rules
+from phasesplit.scheduler.rules import Rules
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 SPLIT = (("p", "prefill"), ("t", "decode"))
@@ -206,7 +206,7 @@ class Rig:
         names += [] if request else [choice.name for choice in self.gateway.in_flight.live]
         return "\n".join(str(story) for name in names for story in self.gateway.in_flight.story(name))
 
-    def demand_nothing_held(self) -> None:
+    def require_nothing_held(self) -> None:
         """Assert that no KV is owned anywhere, and no request is left."""
         assert [worker.held for worker in self.workers.values() if worker.held and not worker.is_dead] == []
         assert self.gateway.dispatcher.leases.machines() == {}

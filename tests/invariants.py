@@ -5,31 +5,30 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.scheduling.lanes import growth
-from phasesplit.scheduling.ledger import (
-    LANDING,
-    LANE_TASK,
+from phasesplit.kv_transfer.block_pool import BlockPool, Use
+from phasesplit.kv_transfer.receiver import LeaseBook
+from phasesplit.scheduler.ledger import (
+    AWAITING_ROOM,
+    DECODE,
+    ENTRY_TASK,
     MIXED,
     POOLS,
     PREEMPTED,
+    PREFILL,
     PRESENT,
-    PROMPT,
     QUEUE,
     READY,
     SERVING,
-    TOKEN,
     UNSPLIT,
     WAITING,
     Ledger,
 )
-from phasesplit.scheduling.lists import entry, length
-from phasesplit.scheduling.tournament import NOBODY, PROMPT_LOAD, TOKEN_LOAD, least_loaded
-from phasesplit.simulation.setup import State
-from phasesplit.simulation.world import COMPLETED
-from phasesplit.transfer.blocks import BlockPool, Use
-from phasesplit.transfer.leases import LeaseBook
+from phasesplit.scheduler.queues import entry, growth, length
+from phasesplit.scheduler.tournament import DECODE_LOAD, NOBODY, PREFILL_LOAD, least_loaded
+from phasesplit.simulator.setup import RunState
+from phasesplit.simulator.world import COMPLETED
 
-TREES = [(PROMPT_LOAD, (PROMPT, MIXED, UNSPLIT)), (TOKEN_LOAD, (TOKEN, MIXED))]
+TREES = [(PREFILL_LOAD, (PREFILL, MIXED, UNSPLIT)), (DECODE_LOAD, (DECODE, MIXED))]
 """The loads, and the pools whose tournaments are kept for them."""
 
 
@@ -38,15 +37,15 @@ def entries(ledger: Ledger, kind: int, machine: int) -> list[int]:
     return [entry(row, index) for index in range(length(row))]
 
 
-def lane_tasks(ledger: Ledger, machine: int) -> list[int]:
-    return ledger.lanes[LANE_TASK, machine, : ledger.machines["lanes"][machine]].tolist()
+def entry_tasks(ledger: Ledger, machine: int) -> list[int]:
+    return ledger.running_entries[ENTRY_TASK, machine, : ledger.machines["running_entries"][machine]].tolist()
 
 
 def pool_machines(ledger: Ledger, pool: int) -> list[int]:
     return ledger.members[pool, 1 : 1 + ledger.members[pool, 0]].tolist()
 
 
-def check_state(state: State) -> None:
+def check_state(state: RunState) -> None:
     """Raise an AssertionError unless every account of the ledger agrees with what is really there."""
     ledger = state.ledger
     check_memory(ledger)
@@ -63,25 +62,25 @@ def check_memory(ledger: Ledger) -> None:
     assert (machines["used_blocks"] <= machines["capacity_blocks"]).all(), machines["used_blocks"]
     assert (machines["committed_blocks"] >= 0).all(), machines["committed_blocks"]
     if not ledger.settings["published"][0]:
-        for machine in np.flatnonzero(machines["lanes"]):
+        for machine in np.flatnonzero(machines["running_entries"]):
             grown = growth(ledger, machine, machines["step_iterations"][machine])
             assert machines["used_blocks"][machine] + grown <= machines["capacity_blocks"][machine], machine
     live = requests[requests["row"] >= 0]
     held = np.zeros(machines.size, np.int64)
     arriving = live["arriving_blocks"] > 0
-    on_token = (live["prompt_machine"] == live["token_machine"]) | (
-        (live["phase"] == TOKEN) & (live["kv_ready_s"] >= 0)
+    on_decode = (live["prefill_machine"] == live["decode_machine"]) | (
+        (live["phase"] == DECODE) & (live["kv_ready_s"] >= 0)
     )
-    owner = np.where(on_token & ~arriving, live["token_machine"], live["assigned_machine"])
+    owner = np.where(on_decode & ~arriving, live["decode_machine"], live["assigned_machine"])
     np.add.at(held, owner, live["blocks"])
-    np.add.at(held, live["token_machine"], live["arriving_blocks"])
+    np.add.at(held, live["decode_machine"], live["arriving_blocks"])
     if ledger.settings["published"][0] or not _grown_in_flight(ledger):
         assert machines["used_blocks"].tolist() == held.tolist()
 
 
 def _grown_in_flight(ledger: Ledger) -> bool:
     """Whether running token lanes have grown beyond what their requests have written down as theirs."""
-    return any(task % 2 == TOKEN for machine in range(ledger.machines.size) for task in lane_tasks(ledger, machine))
+    return any(task % 2 == DECODE for machine in range(ledger.machines.size) for task in entry_tasks(ledger, machine))
 
 
 def check_pools(ledger: Ledger) -> None:
@@ -109,35 +108,35 @@ def check_machine(ledger: Ledger, machine: int) -> None:
     """A machine's sums are those of its lanes, and no task is in two places."""
     machines, requests = ledger.machines, ledger.requests
     own = machines[machine]
-    lanes = lane_tasks(ledger, machine)
-    assert own["prompt_lanes"] == sum(task % 2 == PROMPT for task in lanes)
-    assert all(requests["running"][task // 2] for task in lanes)
+    running_entries = entry_tasks(ledger, machine)
+    assert own["prefill_entries"] == sum(task % 2 == PREFILL for task in running_entries)
+    assert all(requests["running"][task // 2] for task in running_entries)
     if ledger.settings["published"][0]:
         waiting = entries(ledger, QUEUE, machine)
         assert set(entries(ledger, WAITING, machine)) <= set(waiting)
         assert set(entries(ledger, PREEMPTED, machine)) <= set(waiting)
         present = entries(ledger, PRESENT, machine)
         assert len(present) == len(set(present))
-        assert {task // 2 for task in lanes + waiting} == set(present)
+        assert {task // 2 for task in running_entries + waiting} == set(present)
     else:
         waiting = [task for kind in (WAITING, PREEMPTED, READY) for task in entries(ledger, kind, machine)]
-        waiting += [2 * slot + TOKEN for slot in entries(ledger, LANDING, machine)]
-    everywhere = lanes + waiting
+        waiting += [2 * slot + DECODE for slot in entries(ledger, AWAITING_ROOM, machine)]
+    everywhere = running_entries + waiting
     assert len(everywhere) == len(set(everywhere)), everywhere
     assert all(requests["row"][task // 2] >= 0 for task in everywhere)
     live = requests[requests["row"] >= 0]
-    in_prompt = live[(live["prompt_machine"] == machine) & (live["phase"] == PROMPT)]
-    assert own["prompt_requests"] == in_prompt.size
-    assert own["token_requests"] == (live["token_machine"] == machine).sum()
-    emitted = in_prompt["emitted"]
-    pending = int(in_prompt["prompt_tokens"].sum() + emitted.sum()) + int(own["token_requests"])
+    in_prefill = live[(live["prefill_machine"] == machine) & (live["phase"] == PREFILL)]
+    assert own["prefill_requests"] == in_prefill.size
+    assert own["decode_requests"] == (live["decode_machine"] == machine).sum()
+    emitted = in_prefill["emitted"]
+    pending = int(in_prefill["prompt_tokens"].sum() + emitted.sum()) + int(own["decode_requests"])
     assert own["pending_tokens"] == pending
-    expected = live["expected_tokens"][live["token_machine"] == machine]
+    expected = live["expected_tokens"][live["decode_machine"] == machine]
     assert own["pending_output_tokens"] == expected.sum()
     assert own["sending"] == ((live["flow"] > 0) & (live["flow"] < 3) & (live["assigned_machine"] == machine)).sum()
-    assert own["receiving"] == ((live["flow"] > 0) & (live["flow"] < 3) & (live["token_machine"] == machine)).sum()
-    assert lanes or not own["batch_tokens"]
-    assert lanes or not own["context_tokens"]
+    assert own["receiving"] == ((live["flow"] > 0) & (live["flow"] < 3) & (live["decode_machine"] == machine)).sum()
+    assert running_entries or not own["batch_tokens"]
+    assert running_entries or not own["context_tokens"]
 
 
 def check_blocks(pool: BlockPool, leases: LeaseBook | None = None, ledger: Ledger | None = None) -> None:
@@ -169,13 +168,13 @@ def check_records(done: NDArray[np.void], requests: int) -> None:
     """Each request ended exactly once, and its instants follow one another."""
     assert done["row"].tolist() == list(range(requests))
     done = done[done["status"] == COMPLETED]
-    assert (done["prompt_start_s"] >= done["arrival_s"]).all()
-    assert (done["first_token_s"] > done["prompt_start_s"]).all()
+    assert (done["prefill_start_s"] >= done["arrival_s"]).all()
+    assert (done["first_token_s"] > done["prefill_start_s"]).all()
     assert (done["last_token_s"] >= done["first_token_s"]).all()
     several = done[done["output_tokens"] > 1]
     assert (several["kv_ready_s"] >= several["first_token_s"]).all()
-    assert (several["token_start_s"] >= several["kv_ready_s"]).all()
-    assert (several["last_token_s"] >= several["token_start_s"]).all()
+    assert (several["decode_start_s"] >= several["kv_ready_s"]).all()
+    assert (several["last_token_s"] >= several["decode_start_s"]).all()
     assert (several["gap_max_s"] > 0).all()
     mean_s = (several["last_token_s"] - several["first_token_s"]) / (several["output_tokens"] - 1)
     assert (several["gap_max_s"] >= mean_s * (1 - 1e-9)).all()

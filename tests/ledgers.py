@@ -2,28 +2,27 @@
 
 import numpy as np
 
-from phasesplit.scheduling.accounts import assign, end_prompt, end_request, free_slot, take_slot
-from phasesplit.scheduling.lanes import advance
-from phasesplit.scheduling.ledger import (
+from phasesplit.scheduler.accounts import assign, end_prefill, end_request, free_slot, take_slot
+from phasesplit.scheduler.ledger import (
     CHOSEN,
-    LANE_TASK,
+    DECODE,
+    ENTRY_TASK,
     MIXED,
-    PROMPT,
+    PREFILL,
     READY,
-    TOKEN,
     UNSPLIT,
     WAITING,
     Ledger,
     empty_ledger,
     with_slots,
 )
-from phasesplit.scheduling.lists import entry, length, push
-from phasesplit.scheduling.placement import PLACED, place
-from phasesplit.scheduling.pools import open_pools
-from phasesplit.scheduling.rules import Rules
+from phasesplit.scheduler.placement import PLACED, place
+from phasesplit.scheduler.pools import open_pools
+from phasesplit.scheduler.queues import advance, entry, length, push
+from phasesplit.scheduler.rules import Rules
 
-HOMES = {"prefill": PROMPT, "decode": TOKEN, "mixed": MIXED, "unsplit": UNSPLIT}
-INSTANTS = ("prompt_start_s", "first_token_s", "kv_ready_s", "token_start_s", "last_token_s")
+HOMES = {"prefill": PREFILL, "decode": DECODE, "mixed": MIXED, "unsplit": UNSPLIT}
+INSTANTS = ("prefill_start_s", "first_token_s", "kv_ready_s", "decode_start_s", "last_token_s")
 
 
 def ledger_of(*homes: str, rules: Rules | None = None, capacity_blocks: int = 10_000, slots: int = 64) -> Ledger:
@@ -52,10 +51,10 @@ def written(ledger: Ledger, prompt_tokens: int, output_tokens: int = 10, *, arri
     return slot
 
 
-def booked(ledger: Ledger, slot: int, prompt_machine: int, token_machine: int) -> int:
+def booked(ledger: Ledger, slot: int, prefill_machine: int, decode_machine: int) -> int:
     """Book a request on machines of the test's choice."""
-    ledger.requests["prompt_machine"][slot] = ledger.requests["assigned_machine"][slot] = prompt_machine
-    ledger.requests["token_machine"][slot] = token_machine
+    ledger.requests["prefill_machine"][slot] = ledger.requests["assigned_machine"][slot] = prefill_machine
+    ledger.requests["decode_machine"][slot] = decode_machine
     assign(ledger, slot)
     return slot
 
@@ -64,7 +63,7 @@ def placed(ledger: Ledger, prompt_tokens: int, output_tokens: int = 10, now_s: f
     """Let the rules place a new request, book it, and return its two machines."""
     slot = written(ledger, prompt_tokens, output_tokens, arrival_s=now_s)
     assert place(ledger, slot, now_s) == PLACED
-    machines = int(ledger.requests["prompt_machine"][slot]), int(ledger.requests["token_machine"][slot])
+    machines = int(ledger.requests["prefill_machine"][slot]), int(ledger.requests["decode_machine"][slot])
     booked(ledger, slot, *machines)
     return machines
 
@@ -74,14 +73,14 @@ def waiting(
 ) -> int:
     """Return the slot of a new request, both phases on a machine, whose prompt waits there."""
     slot = booked(ledger, written(ledger, prompt_tokens, output_tokens, arrival_s=arrival_s), machine, machine)
-    push(ledger.lists[WAITING, machine], 2 * slot + PROMPT)
+    push(ledger.lists[WAITING, machine], 2 * slot + PREFILL)
     return slot
 
 
 def batch(ledger: Ledger, machine: int) -> list[tuple[str, int]]:
     """Return the running batch as (phase, slot), in order of lanes."""
-    tasks = ledger.lanes[LANE_TASK, machine, : ledger.machines["lanes"][machine]].tolist()
-    return [("prompt" if task % 2 == PROMPT else "token", task // 2) for task in tasks]
+    tasks = ledger.running_entries[ENTRY_TASK, machine, : ledger.machines["running_entries"][machine]].tolist()
+    return [("prompt" if task % 2 == PREFILL else "token", task // 2) for task in tasks]
 
 
 def listed(ledger: Ledger, kind: int, machine: int) -> list[int]:
@@ -91,17 +90,17 @@ def listed(ledger: Ledger, kind: int, machine: int) -> list[int]:
 
 
 def run_step(ledger: Ledger, machine: int, iterations: int = 1, now_s: float = 0.0) -> list[int]:
-    """Execute a step of the running batch; tasks that end become token tasks or leave. Return the slots that ended."""
+    """Execute a step of the running batch; tasks that end become decode tasks or leave. Return the slots that ended."""
     requests = ledger.requests
     count = advance(ledger, machine, iterations, now_s)
-    tasks = ledger.lanes[CHOSEN, machine, :count].tolist()
+    tasks = ledger.running_entries[CHOSEN, machine, :count].tolist()
     for task in tasks:
         slot = task // 2
-        if task % 2 == PROMPT:
-            end_prompt(ledger, slot)
+        if task % 2 == PREFILL:
+            end_prefill(ledger, slot)
             requests["emitted"][slot] += 1
-            requests["phase"][slot] = TOKEN
-            push(ledger.lists[READY, machine], 2 * slot + TOKEN)
+            requests["phase"][slot] = DECODE
+            push(ledger.lists[READY, machine], 2 * slot + DECODE)
         else:
             end_request(ledger, slot, now_s)
             free_slot(ledger, slot)

@@ -6,8 +6,8 @@ It shares no code with the engine's own, and is what that is compared with.
 import numpy as np
 from numpy.typing import NDArray
 
+from phasesplit.engine.checkpoint import Weights
 from phasesplit.engine.config import ModelConfig
-from phasesplit.engine.weights import Weights
 
 Values = NDArray[np.float32]
 

@@ -22,9 +22,9 @@ CONTENT: dict[str, Any] = {
     "ending": "reached",
     "elapsed_s": 60.0,
     "times": {
-        "prompt_knots_tokens": [1, 64, 512], "prompt_knots_s": [0.008, 0.14, 1.1],
-        "token_knots_requests": [1, 6, 7, 32], "token_knots_s": [0.0075, 0.02, 0.031, 0.09],
-        "prompt_pair_s": 9e-7, "token_context_s": 2e-6, "measured_prompt_tokens": 512, "measured_requests": 32,
+        "prefill_knots_tokens": [1, 64, 512], "prefill_knots_s": [0.008, 0.14, 1.1],
+        "decode_knots_requests": [1, 6, 7, 32], "decode_knots_s": [0.0075, 0.02, 0.031, 0.09],
+        "prefill_pair_s": 9e-7, "decode_context_s": 2e-6, "measured_prompt_tokens": 512, "measured_requests": 32,
     },
     "errors": {"all": {"count": 24, "mean": 0.021, "worst": 0.06, "worst_at": "somewhere"}},
     "iterations": [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from doubles import tiny_cluster, tiny_trace
 from phasesplit.domain.cluster import Cluster
 from phasesplit.domain.request import Trace
-from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
+from phasesplit.scheduler.rules import Batching, Placement, Rules, Transfer
 
 BUILT_IN = [placement for placement in Placement if placement != Placement.CUSTOM]
 MOST_TOKENS = 400
@@ -52,12 +52,12 @@ def clusters(*, hbm_share: float = 0.9) -> st.SearchStrategy[Cluster]:
     return st.builds(
         lambda pools, **times: tiny_cluster(*pools, hbm_share=hbm_share, **times),
         POOLS,
-        prompt_s_per_token=st.sampled_from([1e-4, 1e-3]),
-        prompt_base_s=st.sampled_from([0.0, 0.01]),
-        prompt_pair_s=st.sampled_from([0.0, 1e-6]),
-        token_s=st.sampled_from([0.01, 0.05]),
-        token_s_per_request=st.sampled_from([0.0, 0.001]),
-        token_context_s=st.sampled_from([0.0, 1e-5]),
+        prefill_s_per_token=st.sampled_from([1e-4, 1e-3]),
+        prefill_base_s=st.sampled_from([0.0, 0.01]),
+        prefill_pair_s=st.sampled_from([0.0, 1e-6]),
+        decode_s=st.sampled_from([0.01, 0.05]),
+        decode_s_per_request=st.sampled_from([0.0, 0.001]),
+        decode_context_s=st.sampled_from([0.0, 1e-5]),
         capacity_tokens=st.sampled_from([300, 480, 700, 2_000, 100_000]),
         nic_bytes_per_s=st.sampled_from([1e9, 1e10, 1e12]),
     )
@@ -65,8 +65,8 @@ def clusters(*, hbm_share: float = 0.9) -> st.SearchStrategy[Cluster]:
 
 RULES = st.builds(
     Rules,
-    prompt_placement=st.sampled_from(BUILT_IN),
-    token_placement=st.sampled_from(BUILT_IN),
+    prefill_placement=st.sampled_from(BUILT_IN),
+    decode_placement=st.sampled_from(BUILT_IN),
     batching=st.sampled_from(Batching),
     unsplit_batching=st.sampled_from(Batching),
     batch_prompt_tokens=st.sampled_from([1, 50, 200, 2_048]),
@@ -94,8 +94,8 @@ def published_cases() -> st.SearchStrategy[Case]:
     cluster = st.builds(
         lambda pools, **times: tiny_cluster(*pools, hbm_share=1.0, **times),
         st.one_of(st.integers(1, 3).map(lambda count: (("unsplit", count),)), split),
-        prompt_s_per_token=st.sampled_from([1e-4, 1e-3]),
-        token_s=st.sampled_from([0.01, 0.05]),
+        prefill_s_per_token=st.sampled_from([1e-4, 1e-3]),
+        decode_s=st.sampled_from([0.01, 0.05]),
         capacity_tokens=st.sampled_from([500, 1_000, 100_000]),
     )
     return st.builds(Case, cluster, traces(least_output_tokens=2), st.just(Rules.as_published()))

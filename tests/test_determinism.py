@@ -11,7 +11,7 @@ from doubles import tiny_cluster, tiny_trace
 from driving import done_rows, drive
 from phasesplit.domain.cluster import Cluster
 from phasesplit.domain.request import Trace
-from phasesplit.scheduling.rules import Placement, Rules
+from phasesplit.scheduler.rules import Placement, Rules
 
 TESTS = Path(__file__).parent
 
@@ -23,7 +23,7 @@ def busy_case() -> tuple[Cluster, Trace]:
 
 
 def rules(seed: int = 0, placement: Placement = Placement.TWO_CHOICES) -> Rules:
-    return Rules(prompt_placement=placement, token_placement=placement, spill_tokens=300, seed=seed)
+    return Rules(prefill_placement=placement, decode_placement=placement, spill_tokens=300, seed=seed)
 
 
 def outcome(seed: int = 0, budget: int = 1 << 20, placement: Placement = Placement.TWO_CHOICES) -> bytes:

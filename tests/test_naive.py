@@ -16,15 +16,15 @@ from naive.parts import Arrival, Knots, Machine, Model, Outcome, Result, Role, i
 from naive.published import LINK_BYTES_PER_S, Cluster, simulate
 from naive.published_instance import Request
 
-# One millisecond for each token of a prompt, 0.1 s for a token iteration of any size.
-PROMPT_KNOTS = ((0, 0.0), (1000, 1.0))
-TOKEN_KNOTS = ((1, 0.1), (2, 0.1))
+# One millisecond for each token of a prompt, 0.1 s for a decode iteration of any size.
+PREFILL_KNOTS = ((0, 0.0), (1000, 1.0))
+DECODE_KNOTS = ((1, 0.1), (2, 0.1))
 # The transfer of 800 tokens takes one second; whole bytes, so that sums are exact.
 MODEL = Model(kv_bytes_per_token=LINK_BYTES_PER_S // 800, weights_bytes=0)
 
 
 def machine(role: Role, capacity_tokens: int = 100_000) -> Machine:
-    return Machine(role, PROMPT_KNOTS, TOKEN_KNOTS, capacity_tokens * MODEL.kv_bytes_per_token)
+    return Machine(role, PREFILL_KNOTS, DECODE_KNOTS, capacity_tokens * MODEL.kv_bytes_per_token)
 
 
 def test_interpolation_extends_the_first_and_the_last_segment() -> None:
@@ -40,7 +40,7 @@ def test_unsplit_instance_cuts_preempts_and_mixes() -> None:
     builds = [(build.batch, build.iterations, build.waiting) for build in result.builds]
     assert builds == [
         ((("prompt", 0, 1),), 1, ()),
-        # Nine iterations are planned; the token task of request 1 cuts them to three, its prompt is too long to.
+        # Nine iterations are planned; the decode task of request 1 cuts them to three, its prompt is too long to.
         ((("token", 0, 9),), 9, ()),
         ((("prompt", 1, 1),), 1, (("token", 0, 1), ("token", 1, 0))),
         ((("token", 0, 6), ("token", 1, 2)), 2, ()),
@@ -58,25 +58,25 @@ def test_unsplit_instance_cuts_preempts_and_mixes() -> None:
     assert (counters.steps, counters.iterations, counters.preemptions, counters.same_instance) == (8, 11, 1, 3)
 
 
-@pytest.mark.parametrize(("token_instance", "queue_s"), [(0, 0.05), (1, 0.75)])
-def test_long_prompt_cuts_a_step_only_by_its_token_task(token_instance: int, queue_s: float) -> None:
-    """A prompt above the batch limit would cut a token step although its own token task is on another instance."""
+@pytest.mark.parametrize(("decode_instance", "queue_s"), [(0, 0.05), (1, 0.75)])
+def test_long_prompt_cuts_a_step_only_by_its_token_task(decode_instance: int, queue_s: float) -> None:
+    """A prompt above the batch limit would cut a decode step although its own decode task is on another instance."""
     cluster = Cluster([machine("unsplit"), machine("unsplit")], MODEL)
     here = cluster.instances[0]
     running = Request(0, Arrival(0.0, 100, 11), Outcome())
     long = Request(1, Arrival(0.35, 3000, 2), Outcome())
     cluster.agenda.at(running.arrival_s, partial(cluster.submit, running, here, here))
-    cluster.agenda.at(long.arrival_s, partial(cluster.submit, long, here, cluster.instances[token_instance]))
+    cluster.agenda.at(long.arrival_s, partial(cluster.submit, long, here, cluster.instances[decode_instance]))
     cluster.agenda.run(100.0)
     # The step of ten tokens runs from 0.1 to 1.1; cut, it ends at 0.4.
     assert long.outcome.queue_s == pytest.approx(queue_s)
 
 
 def test_transfer_separates_prompt_and_token_phase() -> None:
-    """The token phase would not start exactly when the KV cache has arrived on the token instance."""
+    """The decode phase would not start exactly when the KV cache has arrived on the decode instance."""
     result = simulate([Arrival(0.5, 800, 4)], [machine("prompt"), machine("token")], MODEL)
     (outcome,) = result.outcomes
-    assert (outcome.prompt_instance, outcome.token_instance) == (0, 1)
+    assert (outcome.prefill_instance, outcome.decode_instance) == (0, 1)
     assert outcome.ttft_s == pytest.approx(0.8)
     assert outcome.second_token_overhead_s == pytest.approx(1.0)
     assert outcome.e2e_s == pytest.approx(2.1)
@@ -101,11 +101,11 @@ def test_transfer_without_room_tries_again_every_second() -> None:
 
 
 def test_token_instance_joins_the_mixed_pool_and_goes_back() -> None:
-    """A full prompt queue would not send a prompt to a token instance, or that instance would stay mixed for ever."""
+    """A full prompt queue would not send a prompt to a decode instance, or that instance would stay mixed for ever."""
     arrivals = [Arrival(0.0, 8000, 2), Arrival(1.0, 300, 2), Arrival(2.0, 300, 2)]
     cluster = Cluster([machine("prompt"), machine("token")], MODEL)
     result = cluster.serve(arrivals)
-    assert [(outcome.prompt_instance, outcome.token_instance) for outcome in result.outcomes] == [
+    assert [(outcome.prefill_instance, outcome.decode_instance) for outcome in result.outcomes] == [
         (0, 1),
         (0, 1),
         (1, 1),
@@ -113,18 +113,18 @@ def test_token_instance_joins_the_mixed_pool_and_goes_back() -> None:
     assert [outcome.ttft_s for outcome in result.outcomes] == pytest.approx([8.0, 7.3, 0.3])
     assert result.outcomes[2].e2e_s == pytest.approx(0.4)
     counters = result.counters
-    assert (counters.token_to_mixed, counters.prompt_to_mixed, counters.back_from_mixed) == (1, 0, 1)
+    assert (counters.decode_to_mixed, counters.prefill_to_mixed, counters.back_from_mixed) == (1, 0, 1)
     assert cluster.mixed_list == []
-    assert cluster.token_list == [cluster.instances[1]]
+    assert cluster.decode_list == [cluster.instances[1]]
 
 
 def test_prompt_instance_joins_the_mixed_pool_when_token_memory_is_short() -> None:
-    """Reserved KV above a token instance's memory would not send the token phase to a prompt instance."""
+    """Reserved KV above a decode instance's memory would not send the decode phase to a prefill instance."""
     cluster = Cluster([machine("prompt"), machine("prompt"), machine("token", 1500)], MODEL)
     result = cluster.serve([Arrival(0.0, 1000, 101), Arrival(0.5, 1000, 101)])
-    # Both prompt instances: 0 holds the first request; 1 is least loaded on both counts and takes both phases.
-    assert [(outcome.prompt_instance, outcome.token_instance) for outcome in result.outcomes] == [(0, 2), (1, 1)]
-    assert (result.counters.prompt_to_mixed, result.counters.back_from_mixed, result.counters.same_instance) == (
+    # Both prefill instances: 0 holds the first request; 1 is least loaded on both counts and takes both phases.
+    assert [(outcome.prefill_instance, outcome.decode_instance) for outcome in result.outcomes] == [(0, 2), (1, 1)]
+    assert (result.counters.prefill_to_mixed, result.counters.back_from_mixed, result.counters.same_instance) == (
         1,
         1,
         1,
@@ -221,9 +221,9 @@ def profile_knots(model: str, profile: str, column: str) -> Knots:
 
 
 def pool(model: str, profile: str, role: Role, count: int) -> list[Machine]:
-    prompt_knots = profile_knots(model, profile, "prompt_time")
-    token_knots = profile_knots(model, profile, "token_time")
-    return [Machine(role, prompt_knots, token_knots, INSTANCE_BYTES)] * count
+    prefill_knots = profile_knots(model, profile, "prompt_time")
+    decode_knots = profile_knots(model, profile, "token_time")
+    return [Machine(role, prefill_knots, decode_knots, INSTANCE_BYTES)] * count
 
 
 def machines_of(model: str, config: str) -> list[Machine]:
@@ -261,8 +261,8 @@ def assert_equal_to_file(result: Result, path: Path) -> None:
         expected_s = [float(row[c]) for c in ("ttft_times", "response_times", "queue_times", "nth_token_overheads")]
         times_s = [outcome.ttft_s, outcome.e2e_s, outcome.queue_s, outcome.second_token_overhead_s]
         assert times_s == pytest.approx(expected_s, rel=0, abs=TOLERANCE_S), row["request_ids"]
-        instances = (int(row["prompt_instance"]), int(row["token_instance"]))
-        assert (outcome.prompt_instance, outcome.token_instance) == instances, row["request_ids"]
+        instances = (int(row["prefill_instance"]), int(row["decode_instance"]))
+        assert (outcome.prefill_instance, outcome.decode_instance) == instances, row["request_ids"]
 
 
 # Two-minute traces at 70 requests/s: (moves token -> mixed, prompt -> mixed, requests with both sides on one instance).
@@ -310,8 +310,8 @@ def test_published_results_request_by_request(name: str) -> None:
     row = rows[model, trace_name, config]
     expected = [int(row[c]) for c in ("macro_iterations", "iterations", "task_iterations", "preempted_task_events")]
     assert [counters.steps, counters.iterations, counters.task_iterations, counters.preemptions] == expected
-    assert (counters.token_to_mixed, counters.prompt_to_mixed, counters.same_instance) == TWO_MINUTES[name]
-    assert counters.back_from_mixed == counters.token_to_mixed + counters.prompt_to_mixed
+    assert (counters.decode_to_mixed, counters.prefill_to_mixed, counters.same_instance) == TWO_MINUTES[name]
+    assert counters.back_from_mixed == counters.decode_to_mixed + counters.prefill_to_mixed
 
 
 @pytest.mark.shared
@@ -325,7 +325,7 @@ def test_published_overload_results_request_by_request(name: str) -> None:
     result = simulate(arrivals, machines_of(model, config), MODELS[model])
     assert_equal_to_file(result, REFERENCE / "overload" / f"{name}.csv.gz")
     counters = result.counters
-    moves = [counters.token_to_mixed, counters.prompt_to_mixed]
+    moves = [counters.decode_to_mixed, counters.prefill_to_mixed]
     assert [counters.steps, counters.iterations, counters.preemptions, *moves, counters.same_instance] == expected
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.transfer.layout import KvLayout
-from phasesplit.vllm.machine import worker_half
-from phasesplit.vllm.orders import Step
-from phasesplit.vllm.scheduler_half import SchedulerHalf
+from phasesplit.kv_transfer.layout import KvLayout
+from phasesplit.vllm.connector_machine import worker_half
+from phasesplit.vllm.scheduler_half import SchedulerHalf, StepOrders
 from phasesplit.vllm.settings import Settings
 from phasesplit.vllm.staging import HostDevice
 
@@ -68,7 +67,7 @@ class Half:
     def step(
         self, computed: dict[str, tuple[int, int]] | None = None, blocks: dict[str, tuple[int, ...]] | None = None,
         between_layers: Callable[[int], None] = _nothing,
-    ) -> Step:  # fmt: skip
+    ) -> StepOrders:  # fmt: skip
         """Run one step: for each request the tokens computed before, and those that this step computes."""
         computed = computed or {}
         scheduled = {name: tokens for name, (_, tokens) in computed.items()}
@@ -97,7 +96,7 @@ class Half:
         """Return whether no staging slot is taken."""
         return not self.slots.used and not self.endpoint.free.used
 
-    def prompt_leg(self, key: str, tokens: int, to: "Half", changed: dict[str, Any] | None = None) -> Request:
+    def prefill_leg(self, key: str, tokens: int, to: "Half", changed: dict[str, Any] | None = None) -> Request:
         """Return a new request whose KV goes to another machine."""
         wants = {
             "do_remote_decode": True, "key": key, "peer": to.name, "peer_epoch": to.epoch,
@@ -107,7 +106,7 @@ class Half:
         self.scheduler.arrived(request)
         return request
 
-    def token_leg(self, key: str, tokens: int, by: "Half", blocks: tuple[int, ...], cached: int = 0) -> Request:
+    def decode_leg(self, key: str, tokens: int, by: "Half", blocks: tuple[int, ...], cached: int = 0) -> Request:
         """Return a new request that waits, with its blocks, for KV of another machine."""
         request = Request(
             f"t.{key}", tokens, {"do_remote_prefill": True, "key": key, "peer": by.name, "peer_epoch": by.epoch}

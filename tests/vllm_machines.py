@@ -198,11 +198,11 @@ class Machine:
 
 
 class Pair:
-    """A prompt machine and a token machine, and requests that both work on.
+    """A prefill machine and a decode machine, and requests that both work on.
 
     Attributes:
-        prompt: The prompt machine.
-        token: The token machine.
+        prompt: The prefill machine.
+        token: The decode machine.
     """
 
     def __init__(self, prompt: Machine, token: Machine) -> None:
@@ -218,7 +218,7 @@ class Pair:
             prompt: Its prompt.
             most: Output tokens.
             sides: `p` and `t`: the legs that are sent.
-            address: Where the token machine is, if not where it says.
+            address: Where the decode machine is, if not where it says.
         """
         if "t" in sides:
             kv = {"do_remote_prefill": True, "key": key, "peer": self.prompt.name, "peer_epoch": self.prompt.epoch}
@@ -255,7 +255,7 @@ class Pair:
             machine.forget()
 
     def pull(self, key: str, prompt: Sequence[int], most: int) -> dict[str, Any]:
-        """Send one leg after the other, as vLLM's NIXL connector wants it; return how the prompt leg ended."""
+        """Send one leg after the other, as vLLM's NIXL connector wants it; return how the prefill leg ended."""
         kv: dict[str, Any] = {
             "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
             "remote_block_ids": None, "remote_host": None, "remote_port": None,

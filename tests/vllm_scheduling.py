@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.transfer.layout import KvLayout
-from phasesplit.transfer.shared_memory import SharedPool
-from phasesplit.vllm.machine import worker_half
+from phasesplit.kv_transfer.layout import KvLayout
+from phasesplit.kv_transfer.shared_memory import SharedPool
+from phasesplit.vllm.connector_machine import worker_half
 from phasesplit.vllm.settings import Settings
 from phasesplit.vllm.staging import Device, HostDevice
 
@@ -174,7 +174,7 @@ class Machine:
         while len(self._in_flight) > self._is_async:
             self._hear()
 
-    def demand_right_outputs(self) -> None:
+    def require_right_outputs(self) -> None:
         """Compare what came out with what follows from the prompts."""
         for name, output in self.outputs.items():
             text, prompt_tokens = self._texts[name]

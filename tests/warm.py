@@ -7,8 +7,8 @@ from doubles import tiny_cluster, tiny_trace
 from engine_machines import Heard, Machine, asked, turn
 from phasesplit.engine import kernels
 from phasesplit.gateway.decisions import warm
-from phasesplit.scheduling.rules import Rules
-from phasesplit.simulation.run import simulate
+from phasesplit.scheduler.rules import Rules
+from phasesplit.simulator.run import simulate
 
 
 def compile_all() -> None:

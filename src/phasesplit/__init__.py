@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from phasesplit.domain.profile import PhaseTimes
     from phasesplit.domain.request import Trace
     from phasesplit.errors import InfeasibleError, PhasesplitError, SimulationError, SpecError
-    from phasesplit.files.catalog import build_cluster
-    from phasesplit.files.specs import load_cluster, load_machine, load_model
-    from phasesplit.files.traces import read_trace
-    from phasesplit.files.workloads import load_workload
-    from phasesplit.provision import plan
-    from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
-    from phasesplit.simulation.result import Result
-    from phasesplit.simulation.run import Facts, simulate
+    from phasesplit.io.catalog import build_cluster
+    from phasesplit.io.specs import load_cluster, load_machine, load_model
+    from phasesplit.io.traces import read_trace
+    from phasesplit.io.workloads import load_workload
+    from phasesplit.planner.provision import plan
+    from phasesplit.scheduler.rules import Batching, Placement, Rules, Transfer
+    from phasesplit.simulator.result import Result
+    from phasesplit.simulator.run import Facts, simulate
 
 __all__ = [
     "Batching",

@@ -12,9 +12,9 @@ from phasesplit.cli import main
 
 def alter_serve(way: str) -> None:
     """Let `serve` start workers through this file."""
-    from phasesplit.serving import cluster
+    from phasesplit.launcher import local_cluster
 
-    commands_of = cluster.worker_commands
+    commands_of = local_cluster.worker_commands
 
     def commands(*arguments: Any) -> dict[str, Any]:
         return {
@@ -22,12 +22,12 @@ def alter_serve(way: str) -> None:
             for name, command in commands_of(*arguments).items()
         }
 
-    cluster.worker_commands = commands
+    local_cluster.worker_commands = commands
 
 
 def alter_worker(way: str) -> None:
     """Let this worker poison what it frees, and listen in one way only."""
-    from phasesplit.serving import embedded
+    from phasesplit.launcher import embedded
 
     endpoint_of, engine_of, calibrated_of = embedded.KvEndpoint, embedded.Engine, embedded.calibrated
     is_tcp = way == "tcp"

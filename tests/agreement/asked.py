@@ -180,7 +180,7 @@ class Answer:
                     one["logprobs"].setdefault(name, []).extend(values)
         self.usage = told.get("usage") or self.usage
 
-    def demand_begins(self, whole: "Answer") -> None:
+    def require_begins(self, whole: "Answer") -> None:
         """Fail unless this is how another answer begins."""
         for part, all_of_it in zip(self.choices, whole.choices, strict=False):
             assert all_of_it["text"].startswith(part["text"])

@@ -15,7 +15,7 @@ from phasesplit.domain.machine import Machine
 from phasesplit.domain.model import Model
 from phasesplit.domain.profile import PhaseTimes
 from phasesplit.domain.request import Trace
-from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
+from phasesplit.scheduler.rules import Batching, Placement, Rules, Transfer
 
 TICK_S = 1 / 1024
 KV_BYTES_PER_TOKEN = 1 << 20
@@ -46,16 +46,16 @@ def seeded(seed: int) -> Random:
 def phase_times(random: Random) -> PhaseTimes:
     """Return times of which every sum is exact."""
     per_token = TICK_S / random.choice([1, 4, 32])
-    token_base = TICK_S * random.choice([5, 11, 37])
+    decode_base = TICK_S * random.choice([5, 11, 37])
     per_request = TICK_S / random.choice([1, 8])
     return PhaseTimes(
         source="drawn",
-        prompt_knots_tokens=np.array([0.0, 32.0, 160.0, 672.0]),
-        prompt_knots_s=7 * TICK_S + per_token * np.array([0.0, 32.0, 96.0, 1120.0]),
-        token_knots_requests=np.array([1.0, 3.0, 19.0]),
-        token_knots_s=token_base + per_request * np.array([0.0, 2.0, 34.0]),
-        prompt_pair_s=random.choice([0.0, TICK_S / 4096]),
-        token_context_s=random.choice([0.0, 0.0, TICK_S / 256]),
+        prefill_knots_tokens=np.array([0.0, 32.0, 160.0, 672.0]),
+        prefill_knots_s=7 * TICK_S + per_token * np.array([0.0, 32.0, 96.0, 1120.0]),
+        decode_knots_requests=np.array([1.0, 3.0, 19.0]),
+        decode_knots_s=decode_base + per_request * np.array([0.0, 2.0, 34.0]),
+        prefill_pair_s=random.choice([0.0, TICK_S / 4096]),
+        decode_context_s=random.choice([0.0, 0.0, TICK_S / 256]),
         measured_prompt_tokens=300.0,
         measured_requests=6.0,
         mean_error=0.0,
@@ -74,8 +74,8 @@ def machine(random: Random, capacity_tokens: int, hbm_share: float) -> Machine:
         nic_bytes_per_s=float(random.choice([1 << 28, 1 << 31, 1 << 34])),
         provisioned_w=1.0,
         idle_w=1.0,
-        prompt_w=1.0,
-        token_w=1.0,
+        prefill_w=1.0,
+        decode_w=1.0,
         price_usd_per_hour=1.0,
         embodied_kg_co2e=1.0,
     )
@@ -117,8 +117,8 @@ def trace(random: Random, *, most_prompt_tokens: int, least_output: int, most_ou
 def default_case(random: Random) -> Case:
     """Return a case for the default rules."""
     rules = Rules(
-        prompt_placement=random.choice(PLACEMENTS),
-        token_placement=random.choice(PLACEMENTS),
+        prefill_placement=random.choice(PLACEMENTS),
+        decode_placement=random.choice(PLACEMENTS),
         batching=random.choice(list(Batching)),
         unsplit_batching=random.choice(list(Batching)),
         batch_prompt_tokens=random.choice([1, 16, 100, 400, 2_048]),
@@ -149,7 +149,7 @@ def default_case(random: Random) -> Case:
 def crowded(random: Random, rules: Rules) -> Case:
     """Return a case of mixed machines full of KV for each other, so that some of it can never be sent."""
     blind = [Placement.ROUND_ROBIN, Placement.RANDOM]
-    rules = replace(rules, prompt_placement=random.choice(blind), token_placement=random.choice(blind))
+    rules = replace(rules, prefill_placement=random.choice(blind), decode_placement=random.choice(blind))
     return Case(
         cluster(random, ("mixed", "mixed"), [130], rules.hbm_share),
         trace(random, most_prompt_tokens=120, least_output=2, most_output=8, most_requests=40),
@@ -171,6 +171,6 @@ def published_case(random: Random) -> Case:
 def without_attention(of_default: Cluster) -> Cluster:
     """Return the cluster with times that depend on nothing but the batch's tokens, as published times do."""
     pools = [
-        replace(pool, times=replace(pool.times, prompt_pair_s=0.0, token_context_s=0.0)) for pool in of_default.pools
+        replace(pool, times=replace(pool.times, prefill_pair_s=0.0, decode_context_s=0.0)) for pool in of_default.pools
     ]
     return replace(of_default, pools=tuple(pools))

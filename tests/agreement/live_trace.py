@@ -11,13 +11,13 @@ from phasesplit.domain.cluster import Cluster
 from phasesplit.gateway.decisions import SEEN
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.estimates import Backlog
-from phasesplit.gateway.leases import Reason
+from phasesplit.gateway.leases import LeaseEnd
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.verdicts import Pair
-from phasesplit.scheduling.ledger import MIXED, PROMPT
-from phasesplit.scheduling.rules import Batching, Placement, Rules
+from phasesplit.scheduler.ledger import MIXED, PREFILL
+from phasesplit.scheduler.rules import Batching, Placement, Rules
 
-INSTANTS = ("arrival_s", "first_token_s", "kv_ready_s", "last_token_s", "prompt_start_s")
+INSTANTS = ("arrival_s", "first_token_s", "kv_ready_s", "last_token_s", "prefill_start_s")
 """In the order in which they are told where two are the same: a batch ends before the next one begins."""
 
 Rows = list[tuple[float, int, int]]
@@ -47,8 +47,8 @@ class Told:
 def drawn(random: Random) -> tuple[Cluster, Rules, Rows]:
     """Return a run with instants of which no two are the same by chance, and nobody mixed for too long."""
     rules = Rules(
-        prompt_placement=random.choice([rule for rule in Placement if rule is not Placement.CUSTOM]),
-        token_placement=random.choice([rule for rule in Placement if rule is not Placement.CUSTOM]),
+        prefill_placement=random.choice([rule for rule in Placement if rule is not Placement.CUSTOM]),
+        decode_placement=random.choice([rule for rule in Placement if rule is not Placement.CUSTOM]),
         batching=random.choice(list(Batching)),
         batch_prompt_tokens=200,
         spill_tokens=random.choice([300, 1_000, 8_192]),
@@ -68,7 +68,7 @@ def drawn(random: Random) -> tuple[Cluster, Rules, Rows]:
         ]
     )
     capacity_tokens = random.choice([8_000, 100_000])
-    cluster = tiny_cluster(*roles, capacity_tokens=capacity_tokens, token_context_s=1e-5, prompt_pair_s=1e-7)
+    cluster = tiny_cluster(*roles, capacity_tokens=capacity_tokens, decode_context_s=1e-5, prefill_pair_s=1e-7)
     at_s = 0.0
     rows = []
     for _ in range(300):
@@ -107,14 +107,14 @@ def told(cluster: Cluster, rules: Rules, rows: Rows) -> Told:
                 differs = _facts(log[-1])
                 break
             pairs += 1
-        elif INSTANTS[order] == "prompt_start_s":
-            dispatcher.prompt_started(key, now_s)
+        elif INSTANTS[order] == "prefill_start_s":
+            dispatcher.prefill_started(key, now_s)
         elif INSTANTS[order] == "first_token_s":
             dispatcher.first_token(key, now_s)
         elif INSTANTS[order] == "kv_ready_s":
             dispatcher.kv_ready(key, now_s)
         else:
-            dispatcher.ended(key, Reason.COMPLETED, now_s)
+            dispatcher.ended(key, LeaseEnd.COMPLETED, now_s)
     return Told(
         pairs,
         int(counters["evictions"]),
@@ -131,6 +131,6 @@ def _facts(line: bytes) -> list[dict[str, int]]:
 
 
 def _in_the_corner(facts: dict[str, int], prompt_tokens: int, rules: Rules) -> bool:
-    """Return whether token tasks may wait on a machine that the spill limit is asked for, and no prompt does."""
-    works_on_tokens = facts["pool"] in (PROMPT, MIXED) and facts["token_requests"] > 0
+    """Return whether decode tasks may wait on a machine that the spill limit is asked for, and no prompt does."""
+    works_on_tokens = facts["pool"] in (PREFILL, MIXED) and facts["decode_requests"] > 0
     return works_on_tokens and facts["waiting"] == 0 and facts["pending_tokens"] + prompt_tokens > rules.spill_tokens

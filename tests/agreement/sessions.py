@@ -7,23 +7,25 @@ from phasesplit.errors import RequestError
 from phasesplit.gateway.decisions import Sink
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.estimates import Backlog
-from phasesplit.gateway.leases import Reason
+from phasesplit.gateway.leases import LeaseEnd
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.registry import BreakerRule, Move
 from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
-from phasesplit.scheduling.pools import POOL_NAMES
-from phasesplit.scheduling.rules import Placement, Rules
+from phasesplit.scheduler.pools import POOL_NAMES
+from phasesplit.scheduler.rules import Placement, Rules
 
 PLACEMENTS = [rule for rule in Placement if rule is not Placement.CUSTOM]
-ENDS = [Reason.COMPLETED] * 6 + [reason for reason in Reason if reason not in (Reason.COMPLETED, Reason.EXPIRED)]
+ENDS = [LeaseEnd.COMPLETED] * 6 + [
+    reason for reason in LeaseEnd if reason not in (LeaseEnd.COMPLETED, LeaseEnd.EXPIRED)
+]
 NAMES = ("a", "b", "c", "d", "e")
 
 
 def drawn_rules(random: Random) -> Rules:
     """Return rules under which little load is enough for moves."""
     return Rules(
-        prompt_placement=random.choice(PLACEMENTS),
-        token_placement=random.choice(PLACEMENTS),
+        prefill_placement=random.choice(PLACEMENTS),
+        decode_placement=random.choice(PLACEMENTS),
         spill_tokens=random.choice([0, 100, 400]),
         elastic=random.random() < 0.8,
         repurpose_after_s=random.choice([0.5, 5.0]),
@@ -76,7 +78,7 @@ class Session:
     def end_all(self) -> None:
         """End what is left, and let the mixed machines go home."""
         for key in self.live:
-            assert self.dispatcher.ended(key, Reason.CANCELLED, self.now_s)
+            assert self.dispatcher.ended(key, LeaseEnd.CANCELLED, self.now_s)
         self._take_lost(self.dispatcher.tick(self.now_s))
 
     def _open(self) -> None:
@@ -89,8 +91,8 @@ class Session:
         self.seen[type(found).__name__] += 1
         if isinstance(found, Pair):
             self.live.append(key)
-            assert found.prompt_epoch == self.epochs[found.prompt]
-            assert found.token_epoch == self.epochs[found.token]
+            assert found.prefill_epoch == self.epochs[found.prompt]
+            assert found.decode_epoch == self.epochs[found.token]
         else:
             assert isinstance(found, TooLong | NoCapacity)
             assert found.reason
@@ -103,7 +105,7 @@ class Session:
         if not self.live and not late:
             return
         key = self.random.choice(self.ended if late else self.live)
-        step = self.random.choice(["prompt_started", "first_token", "kv_ready", "ended", "failed"])
+        step = self.random.choice(["prefill_started", "first_token", "kv_ready", "ended", "failed"])
         if step == "ended":
             new = self.dispatcher.ended(key, self.random.choice(ENDS), self.now_s, self.random.choice([0, 5, 400]))
             assert new != late
@@ -148,7 +150,7 @@ class Session:
         for key, side in lost:
             assert side in ("prompt", "decode")
             self._gone(key)
-            assert not self.dispatcher.ended(key, Reason.WORKER_LOST, self.now_s)
+            assert not self.dispatcher.ended(key, LeaseEnd.WORKER_LOST, self.now_s)
         self.seen["lost requests"] += len(lost)
 
     def _gone(self, key: str) -> None:
@@ -167,7 +169,7 @@ def check_books(session: Session) -> None:
     for machine in dispatcher.pools(session.now_s):
         assert machine.committed_blocks == machine.leased_blocks, machine
         assert machine.pool in POOL_NAMES
-        assert min(machine.prompt_requests, machine.token_requests, machine.pending_tokens) >= 0
+        assert min(machine.prefill_requests, machine.decode_requests, machine.pending_tokens) >= 0
         if machine.state == "off":
             assert machine.leased_blocks == 0
     told = {move.name: move for move in session.moves}
@@ -183,6 +185,6 @@ def check_empty(session: Session) -> None:
     assert (len(dispatcher.leases), dispatcher.leases.blocks(), dispatcher.live) == (0, 0, 0)
     assert dispatcher.pending_prompt_tokens == 0
     for machine in dispatcher.pools(session.now_s):
-        left = (machine.prompt_requests, machine.token_requests, machine.pending_tokens, machine.committed_blocks)
+        left = (machine.prefill_requests, machine.decode_requests, machine.pending_tokens, machine.committed_blocks)
         assert left == (0, 0, 0, 0), machine
         assert dispatcher.is_drained(machine.name)

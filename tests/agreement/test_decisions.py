@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agreement.drawn import seeded
 from agreement.live_trace import drawn, told
 from agreement.sessions import Session, check_books, check_empty
-from phasesplit.gateway.replay import replay
+from phasesplit.gateway.decisions import replay
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_sessions_come_to_everything() -> None:
     wanted = (
         "Pair", "TooLong", "NoCapacity", "lost requests", "join", "join refused 409", "set_home",
         "set_home refused 404", "set_home refused 409", "drain", "undrain",
-        "prompt_to_mixed", "token_to_mixed", "returns", "repurposed", "same_machine", "retried", "degraded",
+        "prefill_to_mixed", "decode_to_mixed", "returns", "repurposed", "same_machine", "retried", "degraded",
         "ended expired", "ended worker_lost", "ended completed",
     )  # fmt: skip
     assert [kind for kind in wanted if not seen[kind]] == []
@@ -60,7 +60,7 @@ def test_sessions_come_to_everything() -> None:
 def test_dispatcher_comes_to_the_pairs_of_the_simulator() -> None:
     """A plan would be made with other decisions than the cluster makes later, from the same facts at the same instants.
 
-    Left out are runs with evictions. In the others a pair may differ only where a machine has token tasks waiting,
+    Left out are runs with evictions. In the others a pair may differ only where a machine has decode tasks waiting,
     which the gateway is not told of.
     """
     equal = []
@@ -74,7 +74,7 @@ def test_dispatcher_comes_to_the_pairs_of_the_simulator() -> None:
             equal.append(found)
     assert len(equal) >= 40
     assert sum(found.pairs for found in equal) == 300 * len(equal)
-    for kind in ("prompt_to_mixed", "token_to_mixed", "returns"):
+    for kind in ("prefill_to_mixed", "decode_to_mixed", "returns"):
         assert sum(found.moves[kind] for found in equal) > 0, kind
 
 

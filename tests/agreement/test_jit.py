@@ -11,8 +11,8 @@ import pytest
 from doubles import tiny_cluster, tiny_trace
 from driving import done_rows, drive
 from phasesplit.domain.cluster import Cluster
-from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
-from phasesplit.simulation.setup import State
+from phasesplit.scheduler.rules import Batching, Placement, Rules, Transfer
+from phasesplit.simulator.setup import RunState
 
 AGREEMENT = Path(__file__).parent
 SHORT = [(0.02 * number, 30 + 37 * number % 250, 2 + 11 * number % 50) for number in range(150)]
@@ -22,7 +22,7 @@ Setting = tuple[Cluster, Rules, list[tuple[float, int, int]]]
 
 SETTINGS: dict[str, Setting] = {
     "default": (
-        tiny_cluster(("prefill", 2), ("decode", 2), capacity_tokens=700, token_context_s=1e-5, prompt_pair_s=1e-7),
+        tiny_cluster(("prefill", 2), ("decode", 2), capacity_tokens=700, decode_context_s=1e-5, prefill_pair_s=1e-7),
         Rules(
             batch_prompt_tokens=200,
             spill_tokens=300,
@@ -34,29 +34,29 @@ SETTINGS: dict[str, Setting] = {
         SHORT,
     ),
     "chunked": (
-        tiny_cluster(("prefill", 1), ("decode", 1), ("mixed", 1), capacity_tokens=480, token_context_s=1e-5),
+        tiny_cluster(("prefill", 1), ("decode", 1), ("mixed", 1), capacity_tokens=480, decode_context_s=1e-5),
         Rules(batching=Batching.CHUNKED, batch_prompt_tokens=64, transfer=Transfer.LAYERWISE, kv_headroom=0.0),
         SHORT,
     ),
     "unsplit": (
-        tiny_cluster(("unsplit", 2), capacity_tokens=480, token_s_per_request=1e-3),
-        Rules(prompt_placement=Placement.TWO_CHOICES, kv_headroom=0.0, seed=5),
+        tiny_cluster(("unsplit", 2), capacity_tokens=480, decode_s_per_request=1e-3),
+        Rules(prefill_placement=Placement.TWO_CHOICES, kv_headroom=0.0, seed=5),
         SHORT,
     ),
     "published": (
-        tiny_cluster(("prefill", 2), ("decode", 2), capacity_tokens=9_000, hbm_share=1.0, prompt_s_per_token=1e-4),
+        tiny_cluster(("prefill", 2), ("decode", 2), capacity_tokens=9_000, hbm_share=1.0, prefill_s_per_token=1e-4),
         Rules.as_published(),
         LONG,
     ),
     "published unsplit": (
-        tiny_cluster(("unsplit", 2), capacity_tokens=20_000, hbm_share=1.0, prompt_s_per_token=1e-4),
+        tiny_cluster(("unsplit", 2), capacity_tokens=20_000, hbm_share=1.0, prefill_s_per_token=1e-4),
         Rules.as_published(),
         LONG,
     ),
 }
 
 
-def final_state(name: str) -> State:
+def final_state(name: str) -> RunState:
     cluster, rules, rows = SETTINGS[name]
     return drive(cluster, rules, tiny_trace(*rows))
 
@@ -86,10 +86,10 @@ def test_interpreted_kernel_gives_the_same_bytes(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
-        ("default", ("preemptions", "evictions", "prompt_to_mixed", "token_to_mixed", "returns", "repurposed")),
+        ("default", ("preemptions", "evictions", "prefill_to_mixed", "decode_to_mixed", "returns", "repurposed")),
         ("chunked", ("evictions",)),
         ("unsplit", ("evictions",)),
-        ("published", ("preemptions", "prompt_to_mixed", "token_to_mixed", "returns", "one_machine")),
+        ("published", ("preemptions", "prefill_to_mixed", "decode_to_mixed", "returns", "one_machine")),
         ("published unsplit", ("preemptions",)),
     ],
 )

@@ -16,36 +16,37 @@ from driving import done_rows, drive
 from naive import default, published
 from naive.default_parts import Counters, Request
 from naive.parts import Outcome, Result
-from phasesplit.files.catalog import build_cluster
-from phasesplit.files.traces import read_trace
-from phasesplit.scheduling.rules import Rules
-from phasesplit.simulation.setup import State
-from phasesplit.simulation.world import COMPLETED, REFUSED
+from phasesplit.io.catalog import build_cluster
+from phasesplit.io.traces import read_trace
+from phasesplit.scheduler.rules import Rules
+from phasesplit.simulator.setup import RunState
+from phasesplit.simulator.world import COMPLETED, REFUSED
 
 pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-9
 
 LEDGER_COUNTS = (
-    "preemptions", "evictions", "prompt_to_mixed", "token_to_mixed", "returns", "repurposed", "one_machine",
+    "preemptions", "evictions", "prefill_to_mixed", "decode_to_mixed", "returns", "repurposed", "one_machine",
 )  # fmt: skip
 CLOCK_COUNTS = ("layerwise", "serialized", "refilled")
 MACHINE_COUNTS = ("steps", "iterations", "task_iterations")
 
 KINDS = (
-    "evictions", "prompts_evicted", "preemptions", "prompt_to_mixed", "token_to_mixed", "both_to_least_loaded",
+    "evictions", "prompts_evicted", "preemptions", "prefill_to_mixed", "decode_to_mixed", "both_to_least_loaded",
     "prompt_queued_static", "tokens_queued_static",
-    "returns", "repurposed", "layerwise", "streams_without_room", "serialized", "landings_waited", "landing_cuts",
+    "returns", "repurposed", "layerwise", "streams_without_room", "serialized", "awaiting_room_waited",
+    "awaiting_room_cuts",
     "arrival_cuts", "refilled", "chunks_continued", "rebuilt",
 )  # fmt: skip
 """What the twin counts and each rule needs at least once."""
 SEEDS = (1, 15, 21, 38, 49, 207, 211, 252, 1275, 1585, 2426, 2661)
 """Of cases that come to all of it."""
-PUBLISHED_KINDS = ("preemptions", "token_to_mixed", "prompt_to_mixed", "back_from_mixed", "same_instance")
+PUBLISHED_KINDS = ("preemptions", "decode_to_mixed", "prefill_to_mixed", "back_from_mixed", "same_instance")
 PUBLISHED_SEEDS = (60, 76, 101)
 
 
-def counts_of(state: State) -> dict[str, int]:
+def counts_of(state: RunState) -> dict[str, int]:
     """Return the kernel's counters."""
     counts = {name: int(state.ledger.counters[name][0]) for name in LEDGER_COUNTS}
     counts |= {name: int(state.world.clock[name][0]) for name in CLOCK_COUNTS}
@@ -70,7 +71,7 @@ def assert_equal_by_default(case: Case, *, trees: bool = False) -> Counters:
             continue
         assert row["status"] == COMPLETED
         assert whole_numbers_of(request) == (row["prefill_machine"], row["decode_machine"], row["preemptions"])
-        names = ("prompt_start_s", "first_token_s", "kv_ready_s", "token_start_s", "last_token_s", "gap_max_s")
+        names = ("prefill_start_s", "first_token_s", "kv_ready_s", "decode_start_s", "last_token_s", "gap_max_s")
         assert [float(row[name]) for name in names] == close(times_of(request)), f"request {request.number}"
     assert counts_of(state) == {name: getattr(twin.counters, name) for name in counts_of(state)}
     return twin.counters
@@ -78,16 +79,16 @@ def assert_equal_by_default(case: Case, *, trees: bool = False) -> Counters:
 
 def whole_numbers_of(request: Request) -> tuple[int, int, int]:
     assert request.assigned is not None
-    assert request.token_machine is not None
-    return request.assigned.number, request.token_machine.number, request.preemptions
+    assert request.decode_machine is not None
+    return request.assigned.number, request.decode_machine.number, request.preemptions
 
 
 def times_of(request: Request) -> tuple[float, ...]:
     return (
-        request.prompt_start_s,
+        request.prefill_start_s,
         request.emitted_s[0],
         request.kv_ready_s,
-        request.token_start_s,
+        request.decode_start_s,
         request.emitted_s[-1],
         request.gap_max_s,
     )
@@ -104,8 +105,8 @@ def assert_equal_by_published_rules(case: Case) -> Result:
         assert outcome.completed == (number in ended), f"request {number}"
         row = ended[number] if outcome.completed else left[number]
         machine = row["prefill_machine"] if outcome.completed else row["assigned_machine"]
-        token_machine = row["decode_machine"] if outcome.completed else row["token_machine"]
-        assert (outcome.prompt_instance, outcome.token_instance) == (machine, token_machine), f"request {number}"
+        pair = (outcome.prefill_instance, outcome.decode_instance)
+        assert pair == (machine, row["decode_machine"]), f"request {number}"
         assert published_times(row, completed=outcome.completed) == close(outcome_times(outcome)), f"request {number}"
     counters = state.ledger.counters[0]
     expected = twin.counters
@@ -115,8 +116,8 @@ def assert_equal_by_published_rules(case: Case) -> Result:
     assert [int(counters[name]) for name in LEDGER_COUNTS] == [
         expected.preemptions,
         0,
-        expected.prompt_to_mixed,
-        expected.token_to_mixed,
+        expected.prefill_to_mixed,
+        expected.decode_to_mixed,
         expected.back_from_mixed,
         0,
         expected.same_instance,
@@ -126,13 +127,13 @@ def assert_equal_by_published_rules(case: Case) -> Result:
 
 def published_times(row: Any, *, completed: bool) -> list[float]:
     """Return TTFT, E2E, queue and second-token overhead from a record or a slot; -1 for what never came."""
-    names = ("arrival_s", "prompt_start_s", "first_token_s", "token_start_s", "last_token_s")
-    arrival_s, prompt_start_s, first_s, token_start_s, last_s = (float(row[name]) for name in names)
+    names = ("arrival_s", "prefill_start_s", "first_token_s", "decode_start_s", "last_token_s")
+    arrival_s, prefill_start_s, first_s, decode_start_s, last_s = (float(row[name]) for name in names)
     return [
         first_s - arrival_s if first_s >= 0 else -1.0,
         last_s - arrival_s if completed else -1.0,
-        prompt_start_s - arrival_s if prompt_start_s >= 0 else -1.0,
-        token_start_s - first_s if token_start_s >= 0 else -1.0,
+        prefill_start_s - arrival_s if prefill_start_s >= 0 else -1.0,
+        decode_start_s - first_s if decode_start_s >= 0 else -1.0,
     ]
 
 

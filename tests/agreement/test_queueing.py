@@ -8,9 +8,9 @@ import pytest
 
 from doubles import tiny_cluster, tiny_trace
 from phasesplit.domain.request import Trace
-from phasesplit.scheduling.rules import Batching, Placement, Rules
-from phasesplit.simulation.result import Result
-from phasesplit.simulation.run import simulate
+from phasesplit.scheduler.rules import Batching, Placement, Rules
+from phasesplit.simulator.result import Result
+from phasesplit.simulator.run import simulate
 
 SEEDS = range(8)
 REQUESTS = 20_000
@@ -63,7 +63,7 @@ def test_waiting_with_mixed_prompts_is_that_of_m_g_1(prompts: tuple[int, ...]) -
 
 def test_random_placement_makes_each_machine_an_m_d_1() -> None:
     """Random placement would not split the arrivals into independent streams."""
-    results = runs(4, 4 * 0.7 / 0.1, (100,), replace(ONE_BY_ONE, prompt_placement=Placement.RANDOM))
+    results = runs(4, 4 * 0.7 / 0.1, (100,), replace(ONE_BY_ONE, prefill_placement=Placement.RANDOM))
     assert_mean_is(0.7 * 0.1 / (2 * 0.3), [r.metrics["queue_s"].mean for r in results])
 
 
@@ -107,5 +107,7 @@ def test_utilisation_of_a_split_cluster_is_what_its_work_takes() -> None:
     trace = poisson_trace(4.0, (50, 150), 2, output_tokens=1)
     result = simulate(tiny_cluster(("prefill", 2), ("decode", 1)), trace, Rules())
     work_s = float(trace.prompt_tokens.sum()) * 1e-3
-    assert result.pools[0].prompt_share * 2 * (result.end_s - result.first_arrival_s) == pytest.approx(work_s, rel=1e-9)
+    assert result.pools[0].prefill_share * 2 * (result.end_s - result.first_arrival_s) == pytest.approx(
+        work_s, rel=1e-9
+    )
     assert result.pools[1].busy_share == 0

@@ -12,9 +12,8 @@ import pytest
 from agreement.asked import CHUNK_TOKENS, Answer, Asked, Words, answers, drawn
 from chaos.clusters import Cluster, cluster
 from phasesplit.engine.cached_file import cache_directory
-from phasesplit.engine.fetch import DEFAULT
+from phasesplit.engine.fetch import DEFAULT, tiny_vocabulary
 from phasesplit.engine.kernels import IS_COMPILED
-from phasesplit.engine.tiny import tiny_vocabulary
 from waiting import eventually
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
@@ -72,16 +71,16 @@ def whole() -> Iterator[Whole]:
         yield Whole(running)
 
 
-def demand_equal(split: Sequence[Answer], whole: Sequence[Answer], asked: Sequence[Asked]) -> None:
+def require_equal(split: Sequence[Answer], whole: Sequence[Answer], asked: Sequence[Asked]) -> None:
     """Fail unless two clusters have answered alike, as far as clients have read."""
     for found, wanted, one in zip(split, whole, asked, strict=True):
         if found.is_whole:
             assert (found.choices, found.usage) == (wanted.choices, wanted.usage), one
         else:
-            found.demand_begins(wanted)
+            found.require_begins(wanted)
 
 
-def demand_nothing_held(running: Cluster) -> None:
+def require_nothing_held(running: Cluster) -> None:
     """Fail unless all KV is free in time, by the word of the gateway and of its machines."""
 
     def holds_nothing() -> bool:
@@ -104,9 +103,9 @@ def test_two_hundred_requests(whole: Whole) -> None:
     """What a client reads would hang on whether the two phases run in one process."""
     with cluster() as split:
         found = asyncio.run(answers(split.url, ASKED, at_once=16, seed=2))
-        demand_nothing_held(split)
+        require_nothing_held(split)
         sent, retries = split.metric("phasesplit_transfers_total"), split.metric("phasesplit_retries_total")
-    demand_equal(found, whole.answers(len(ASKED)), ASKED)
+    require_equal(found, whole.answers(len(ASKED)), ASKED)
     assert sent > len(ASKED) / 2
     assert retries == 0
     assert sum(one.is_whole for one in found) > 0.8 * len(ASKED)
@@ -129,9 +128,9 @@ def test_every_way_that_kv_takes(whole: Whole, admin_key: Path, way: str, option
     options = (*options, "--admin-key-file", str(admin_key))
     with cluster(*options, program=(ALTERED, way)) as split:
         found = asyncio.run(answers(split.url, ASKED[:FEW], at_once=16, seed=3))
-        demand_nothing_held(split)
+        require_nothing_held(split)
         prompt, token = machine_facts(split)
-    demand_equal(found, whole.answers(FEW), ASKED[:FEW])
+    require_equal(found, whole.answers(FEW), ASKED[:FEW])
     sent = prompt["transfers"]
     assert sent[mode] > FEW / 3
     assert mode == "layerwise" or not sent["layerwise"]
@@ -148,5 +147,5 @@ def test_default_model() -> None:
     for options, requests in (((), asked), (("--unsplit", "1"), [one.turned() for one in asked])):
         with cluster(*options, "--model", "default", "--kv-memory", "200MB") as running:
             found.append(asyncio.run(answers(running.url, requests, at_once=8, seed=4)))
-            demand_nothing_held(running)
-    demand_equal(*found, asked)
+            require_nothing_held(running)
+    require_equal(*found, asked)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from naive import default_parts, parts
 from phasesplit.domain.cluster import Cluster, Pool
-from phasesplit.domain.link import Link, layerwise_threshold_tokens, link_from
+from phasesplit.domain.machine import Link, layerwise_threshold_tokens, link_from
 from phasesplit.domain.request import Trace
-from phasesplit.scheduling.rules import NAMES, Rules, Transfer
+from phasesplit.scheduler.rules import NAMES, Rules, Transfer
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def _build(case: Case, pool: Pool) -> default_parts.Build:
     return default_parts.Build(
         role=pool.role.value,
         times=default_parts.Times(
-            prompt_knots=_knots(times.prompt_knots_tokens, times.prompt_knots_s),
-            token_knots=_knots(times.token_knots_requests, times.token_knots_s),
-            prompt_pair_s=times.prompt_pair_s,
-            token_context_s=times.token_context_s,
+            prefill_knots=_knots(times.prefill_knots_tokens, times.prefill_knots_s),
+            decode_knots=_knots(times.decode_knots_requests, times.decode_knots_s),
+            prefill_pair_s=times.prefill_pair_s,
+            decode_context_s=times.decode_context_s,
         ),
         card=default_parts.Card(
             bytes_per_s=link.bytes_per_s,
@@ -65,7 +65,7 @@ def _layerwise_from_tokens(case: Case, pool: Pool, link: Link) -> float:
         return 0
     if case.rules.layerwise_from_tokens is not None:
         return case.rules.layerwise_from_tokens
-    return layerwise_threshold_tokens(case.cluster.model, pool.times.prompt_time_s, link)
+    return layerwise_threshold_tokens(case.cluster.model, pool.times.prefill_time_s, link)
 
 
 def default_input(
@@ -77,7 +77,7 @@ def default_input(
     arrivals = [default_parts.Arrival(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     spelled: dict[str, Any] = {
         field: next(name for name, member in NAMES[type(value)].items() if member == value)
-        for field in ("prompt_placement", "token_placement", "batching", "unsplit_batching")
+        for field in ("prefill_placement", "decode_placement", "batching", "unsplit_batching")
         for value in [getattr(rules, field)]
     }
     same = {field: getattr(rules, field) for field in default_parts.Rules.__dataclass_fields__ if field not in spelled}
@@ -97,8 +97,8 @@ def published_input(case: Case) -> tuple[list[parts.Arrival], list[parts.Machine
     machines = [
         parts.Machine(
             cast("parts.Role", pool.role.value),
-            _knots(pool.times.prompt_knots_tokens, pool.times.prompt_knots_s),
-            _knots(pool.times.token_knots_requests, pool.times.token_knots_s),
+            _knots(pool.times.prefill_knots_tokens, pool.times.prefill_knots_s),
+            _knots(pool.times.decode_knots_requests, pool.times.decode_knots_s),
             pool.machine.hbm_bytes,
         )
         for pool in _machines(case.cluster)

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from chaos.clusters import Cluster, cluster
-from phasesplit.gateway.replay import replay
-from phasesplit.gateway.stages import STAGES, intervals
+from phasesplit.gateway.decisions import replay
+from phasesplit.gateway.meters import STAGES, intervals
 from waiting import eventually
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.alone, pytest.mark.slow]
@@ -50,7 +50,7 @@ class Running(NamedTuple):
         for line in map(json.loads, self.decisions.read_text(encoding="utf-8").splitlines()):
             if line.get("call") == "place":
                 open_[line["gives"][0]] = (line["args"][0], line["args"][1])
-            elif line.get("call") == "end_prompt_phase":
+            elif line.get("call") == "end_prefill_phase":
                 key, since_s = open_[line["args"][0]]
                 name, _, attempt = key.rpartition(".")
                 if attempt != "1":
@@ -63,12 +63,12 @@ class Running(NamedTuple):
         return serving == 3 and self.cluster.metric("phasesplit_live_requests") == 0 and self.cluster.holds_nothing()
 
     def transfers(self) -> float:
-        """Return how often KV has left the prompt machine; whether layer by layer hangs on when it was offered room."""
+        """Return how often KV has left the prefill machine; whether by layers depends on when it was offered room."""
         modes = ("layerwise", "serialized")
         return sum(self.cluster.metric("phasesplit_transfers_total", machine="prefill-0", mode=mode) for mode in modes)
 
     def busy(self) -> list[str]:
-        """Return the machines of live token phases, one for each choice."""
+        """Return the machines of live decode phases, one for each choice."""
         return [lease["machine"] for lease in self.cluster.get("/debug/kv")["leases"] if lease["purpose"] == "token"]
 
 
@@ -185,7 +185,7 @@ def test_answers_of_every_kind_go_on_without_a_seam(running: Running) -> None:
     pauses_s = running.pauses_s()
     for record in records:
         assert (record["outcome"], record["continued"]) == ("completed", record["attempts"] - 1)
-        names = ("assigned", "prompt_started", "first_token", "second_token", "last_token")
+        names = ("assigned", "prefill_started", "first_token", "second_token", "last_token")
         instants = [record[f"{name}_s"] for name in names]
         assert instants == sorted(instants)
         assert sum(end_s - start_s for start_s, end_s in intervals(record).values()) == pytest.approx(instants[-1])
@@ -199,7 +199,7 @@ def test_answers_of_every_kind_go_on_without_a_seam(running: Running) -> None:
 
 
 def begun(running: Running, **fields: Any) -> tuple[Callable[[], dict[str, Any]], str]:
-    """Begin an answer; return what waits for it, and the machine of its token phase, which is at work."""
+    """Begin an answer; return what waits for it, and the machine of its decode phase, which is at work."""
     results = together({"it": lambda: asked(running.cluster.url, GREEDY | fields)})
     eventually(lambda: running.cluster.metric("phasesplit_live_requests", state="decoding") == 1)
     (busy,) = running.busy()
@@ -207,7 +207,7 @@ def begun(running: Running, **fields: Any) -> tuple[Callable[[], dict[str, Any]]
 
 
 def test_the_machines_that_go_on_may_be_lost_too(running: Running) -> None:
-    """A second loss, in the prompt phase behind the first, would break an answer off that could go on."""
+    """A second loss, in the prefill phase behind the first, would break an answer off that could go on."""
     whole = running.cluster
     expected = asked(whole.url, GREEDY)
     results, busy = begun(running)

@@ -51,14 +51,14 @@ def test_a_prompt_worker_that_is_gone_already_costs_a_pause(healthy: Cluster) ->
 
 
 def test_a_token_worker_killed_before_the_first_content_costs_a_pause(healthy: Cluster) -> None:
-    """The prompt phase would be thrown away together with the request."""
+    """The prefill phase would be thrown away together with the request."""
     expected = healthy.complete(LONG)
     healthy.signal("decode-0", signal.SIGSTOP)
     answer = healthy.later(LONG)
     time.sleep(0.3)
     healthy.signal("decode-0", signal.SIGKILL)
     given = answer()
-    # The first token comes from the prompt worker: whether it was out decides which of the two must hold.
+    # The first token comes from the prefill worker: whether it was out decides which of the two must hold.
     if given.error is None:
         assert given == expected
     else:
@@ -70,7 +70,7 @@ SEEDED = {"temperature": 1.0, "seed": 11, "presence_penalty": 0.5, "frequency_pe
 
 
 def cut(running: Cluster, at: Sequence[int], **fields: Any) -> Answer:
-    """Stream a completion, and kill the worker of its token phase whenever so many characters have come."""
+    """Stream a completion, and kill the worker of its decode phase whenever so many characters have come."""
     left = list(at)
 
     def seen(text: str) -> None:

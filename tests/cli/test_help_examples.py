@@ -18,8 +18,8 @@ import typer
 
 from endpoints import Server, running_server
 from phasesplit import cli
-from phasesplit.cli import study_run
-from planning.studies import made_up_findings
+from phasesplit.planner.study import reproduce_command
+from planner.study.studies import made_up_findings
 from waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -206,7 +206,7 @@ def test_the_example_of_vllm_worker_gets_as_far_as_vllm(folder: Path) -> None:
 
 def test_the_example_of_reproduce_writes_its_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The study, which takes a minute and has tests of its own, would not be written where the example says."""
-    monkeypatch.setattr(study_run, "run_study", lambda _quick, _workers: made_up_findings())
+    monkeypatch.setattr(reproduce_command, "run_study", lambda _quick, _workers: made_up_findings())
     (words,) = [example.words for example in EXAMPLES if example.command == "reproduce"]
     assert cli.run(words) == 0
     assert (folder / "study.html").stat().st_size > 1000

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from phasesplit.cli import run
-from phasesplit.files.decision_log import DecisionLog
 from phasesplit.gateway.dispatcher import Dispatcher
-from phasesplit.gateway.leases import Reason
-from phasesplit.scheduling.rules import Rules
+from phasesplit.gateway.leases import LeaseEnd
+from phasesplit.io.decision_log import DecisionLog
+from phasesplit.scheduler.rules import Rules
 
 Captured = pytest.CaptureFixture[str]
 
@@ -28,7 +28,7 @@ def written(tmp_path: Path) -> Path:
         for number in range(300):
             dispatcher.open(f"r{number}.1", 100, 50, float(number))
             dispatcher.first_token(f"r{number}.1", number + 0.25)
-            dispatcher.ended(f"r{number}.1", Reason.COMPLETED, number + 0.5)
+            dispatcher.ended(f"r{number}.1", LeaseEnd.COMPLETED, number + 0.5)
     return path
 
 

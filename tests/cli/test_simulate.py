@@ -16,7 +16,7 @@ import pytest
 
 from phasesplit import __version__, cli
 from phasesplit.errors import InfeasibleError, SimulationError
-from phasesplit.simulation import run as simulation
+from phasesplit.simulator import run as simulation
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +182,7 @@ def test_all_outputs_or_none(call: Call, tmp_path: Path, monkeypatch: pytest.Mon
         path.write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("phasesplit.figures.write_html", fail)
+    monkeypatch.setattr("phasesplit.report.write_html", fail)
     outcome = call("simulate", *TEN_S, "--requests", "out.csv", "--html", "report.html")
     assert (outcome.code, outcome.err) == (
         2,

@@ -8,10 +8,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from phasesplit.cli.trace import app
-from phasesplit.domain.trace_shape import describe_trace
+from phasesplit.domain.request import describe_trace
 from phasesplit.errors import SpecError
-from phasesplit.files.traces import read_trace
-from phasesplit.files.workloads import load_workload
+from phasesplit.io.traces import read_trace
+from phasesplit.io.workloads import load_workload
 
 pytestmark = pytest.mark.slow
 

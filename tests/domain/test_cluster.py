@@ -5,7 +5,7 @@ import pytest
 from phasesplit.domain.cluster import Role
 from phasesplit.errors import SpecError
 from phasesplit.protocol.roles import ROLES
-from phasesplit.scheduling.pools import POOL_NAMES
+from phasesplit.scheduler.pools import POOL_NAMES
 
 
 @pytest.mark.parametrize(

@@ -7,34 +7,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasesplit.domain.kv import published_kv_bytes_per_token
-from phasesplit.domain.link import (
+from phasesplit.domain.machine import (
     Link,
     layerwise_delay_s,
     layerwise_exposed_s,
     layerwise_slowdown_s,
     layerwise_threshold_tokens,
     link_from,
+    published_kv_bytes_per_token,
     serialized_time_s,
 )
-from phasesplit.files.catalog import phase_times
-from phasesplit.files.specs import load_machine, load_model
+from phasesplit.io.catalog import phase_times
+from phasesplit.io.specs import load_machine, load_model
 
 
 @given(st.integers(1, 100), st.floats(1e-3, 10), st.floats(1e3, 1e12), st.floats(1e6, 1e12))
 def test_exposed_time_is_that_of_a_queue_of_layers(
-    layers: int, prompt_s: float, kv_bytes: float, bytes_per_s: float
+    layers: int, prefill_s: float, kv_bytes: float, bytes_per_s: float
 ) -> None:
     """The formula would differ from sending one layer after the other, each when it is computed."""
     free_at = 0.0
     for layer in range(1, layers + 1):
-        free_at = max(free_at, prompt_s * layer / layers) + kv_bytes / layers / bytes_per_s
-    exposed = float(layerwise_exposed_s(kv_bytes, layers, prompt_s, bytes_per_s, 0.001))
-    assert exposed == pytest.approx(free_at - prompt_s + 0.001, rel=1e-6, abs=1e-9)
+        free_at = max(free_at, prefill_s * layer / layers) + kv_bytes / layers / bytes_per_s
+    exposed = float(layerwise_exposed_s(kv_bytes, layers, prefill_s, bytes_per_s, 0.001))
+    assert exposed == pytest.approx(free_at - prefill_s + 0.001, rel=1e-6, abs=1e-9)
 
 
 def test_fast_link_leaves_the_last_layer_only() -> None:
-    """With 80 equal layers and a fast link 98.75 % of the cache would not have arrived when the prompt phase ends."""
+    """With 80 equal layers and a fast link 98.75 % of the cache would not have arrived when the prefill phase ends."""
     exposed = float(layerwise_exposed_s(80e6, 80, 1.0, 1e9))
     assert exposed / float(serialized_time_s(80e6, 1e9)) == pytest.approx(1 - 0.9875)
 
@@ -54,9 +54,9 @@ def test_exposed_after_overlap_as_measured_by_the_paper(name: str, exposed_s: fl
     assert 75 * link.per_layer_s + link.latency_s == pytest.approx(exposed_s)
     model = load_model("llama2-70b")
     for tokens in (600, 1500, 6000):
-        prompt_s = phase_times(model, machine).prompt_time_s(tokens)
+        prefill_s = phase_times(model, machine).prefill_time_s(tokens)
         kv_bytes = tokens * model.kv_bytes_per_token
-        waited = layerwise_delay_s(kv_bytes, 80, prompt_s, link) - layerwise_slowdown_s(kv_bytes, prompt_s, link)
+        waited = layerwise_delay_s(kv_bytes, 80, prefill_s, link) - layerwise_slowdown_s(kv_bytes, prefill_s, link)
         assert float(waited) == pytest.approx(exposed_s, rel=0.15)
 
 
@@ -79,11 +79,11 @@ def test_the_switch_is_near_the_paper_s_on_h100() -> None:
     link = link_from(machine)
     bloom, llama = load_model("bloom-176b"), load_model("llama2-70b")
     thresholds = {
-        "bloom": layerwise_threshold_tokens(bloom, phase_times(bloom, machine).prompt_time_s, link),
-        "llama": layerwise_threshold_tokens(llama, phase_times(llama, machine).prompt_time_s, link),
+        "bloom": layerwise_threshold_tokens(bloom, phase_times(bloom, machine).prefill_time_s, link),
+        "llama": layerwise_threshold_tokens(llama, phase_times(llama, machine).prefill_time_s, link),
         "llama, published KV": layerwise_threshold_tokens(
             llama,
-            phase_times(llama, machine).prompt_time_s,
+            phase_times(llama, machine).prefill_time_s,
             link,
             kv_bytes_per_token=published_kv_bytes_per_token(llama),
         ),
@@ -95,10 +95,10 @@ def test_the_threshold_is_where_the_delays_cross() -> None:
     """At the threshold layer-wise would not be the better choice, or just below it would be."""
     machine, model = load_machine("dgx-a100"), load_model("bloom-176b")
     times, link = phase_times(model, machine), link_from(machine)
-    threshold = layerwise_threshold_tokens(model, times.prompt_time_s, link)
+    threshold = layerwise_threshold_tokens(model, times.prefill_time_s, link)
     tokens = np.array([threshold - 1.0, threshold])
     kv_bytes = tokens * model.kv_bytes_per_token
-    layerwise = layerwise_delay_s(kv_bytes, model.layers, times.prompt_time_s(tokens), link)
+    layerwise = layerwise_delay_s(kv_bytes, model.layers, times.prefill_time_s(tokens), link)
     serialized = serialized_time_s(kv_bytes, link.bytes_per_s, link.latency_s)
     assert (layerwise < serialized).tolist() == [False, True]
 

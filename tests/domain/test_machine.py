@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from phasesplit.domain.machine import Machine
-from phasesplit.files.specs import MACHINE_ALIASES, known_machines, load_machine
+from phasesplit.io.specs import MACHINE_ALIASES, known_machines, load_machine
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def test_machines_of_the_paper(
 
 
 def test_capped_machine_uses_the_profile_of_the_uncapped() -> None:
-    """The capped machine would lose its measurements, or the cap its effect on the prompt phase alone."""
+    """The capped machine would lose its measurements, or the cap its effect on the prefill phase alone."""
     capped = load_machine("dgx-h100-capped")
     assert capped.profile_name == "dgx-h100"
-    assert (capped.prompt_time_factor, capped.token_time_factor) == (1.30, 1.00)
+    assert (capped.prefill_time_factor, capped.decode_time_factor) == (1.30, 1.00)
 
 
 def test_a_machine_is_its_own_profile() -> None:
@@ -46,7 +46,7 @@ def test_a_machine_is_its_own_profile() -> None:
 def test_every_figure_names_its_source(name: str) -> None:
     """A shipped figure could not be checked by its reader, or a power would contradict another."""
     machine = load_machine(name)
-    factors = {"prompt_time_factor", "token_time_factor"}
+    factors = {"prefill_time_factor", "decode_time_factor"}
     figures = (
         {field.name for field in fields(Machine)}
         - {"name", "profile", "sources", "server", "instances_per_server", "has_fast_links"}
@@ -56,8 +56,8 @@ def test_every_figure_names_its_source(name: str) -> None:
     if machine.profile:
         figures |= factors
     assert figures <= set(machine.sources)
-    assert 0 < machine.accelerators_limit_w < machine.prompt_w
-    assert 0 < machine.idle_w < machine.token_w < machine.prompt_w <= machine.provisioned_w
+    assert 0 < machine.accelerators_limit_w < machine.prefill_w
+    assert 0 < machine.idle_w < machine.decode_w < machine.prefill_w <= machine.provisioned_w
 
 
 @pytest.mark.parametrize("alias", MACHINE_ALIASES)

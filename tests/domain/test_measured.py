@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasesplit.domain.measured import Measurements, profile_times, relative_errors
+from phasesplit.domain.profile import Measurements, profile_times, relative_errors
 from phasesplit.errors import SpecError
-from phasesplit.files.catalog import measured_pairs, measurements, read_profile
-from phasesplit.files.specs import load_machine, load_model
+from phasesplit.io.catalog import measured_pairs, measurements, read_profile
+from phasesplit.io.specs import load_machine, load_model
 
 PERF_MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "splitwise-sim" / "perf_model.csv"
 PROMPT_SIZES = [128, 256, 512, 1024, 2048, 4096, 8192]
 BATCH_SIZES = [1, 2, 4, 8, 16, 32, 64]
 
-# model, machine: prompt phase ms for PROMPT_SIZES, token phase ms for BATCH_SIZES at 512-token prompts, as printed in
+# model, machine: prefill phase ms for PROMPT_SIZES, decode phase ms for BATCH_SIZES at 512-token prompts, as printed in
 # the published profile (medians of 5 runs)
 PUBLISHED_MEDIANS = {
     ("bloom-176b", "dgx-a100"): (
@@ -49,8 +49,8 @@ def _synthetic(pair_s: float, context_s: float) -> Measurements:
         prompt_tokens=prompt,
         batch_requests=batch,
         output_tokens=output,
-        prompt_s=0.05 + 1e-4 * batch * prompt + pair_s * batch * prompt**2 / 2,
-        token_s=0.03 + 1e-3 * batch + context_s * batch * (prompt + output / 2),
+        prefill_s=0.05 + 1e-4 * batch * prompt + pair_s * batch * prompt**2 / 2,
+        decode_s=0.03 + 1e-3 * batch + context_s * batch * (prompt + output / 2),
         runs=np.ones(prompt.size),
     )
 
@@ -59,34 +59,34 @@ def _synthetic(pair_s: float, context_s: float) -> Measurements:
 def test_a_known_truth_comes_back(pair_s: float, context_s: float) -> None:
     """The fit would mix up what the batch, the attention pairs and the context each cost."""
     times = profile_times(_synthetic(pair_s, context_s))
-    assert times.prompt_pair_s == pytest.approx(pair_s, abs=1e-15)
-    assert times.token_context_s == pytest.approx(context_s, abs=1e-13)
-    assert times.prompt_time_s([700, 5000]) == pytest.approx(
+    assert times.prefill_pair_s == pytest.approx(pair_s, abs=1e-15)
+    assert times.decode_context_s == pytest.approx(context_s, abs=1e-13)
+    assert times.prefill_time_s([700, 5000]) == pytest.approx(
         [0.12 + pair_s * 700**2 / 2, 0.55 + pair_s * 5000**2 / 2], rel=1e-6
     )
-    assert times.token_time_s([20, 64], [40_000, 0]) == pytest.approx([0.05 + context_s * 40_000, 0.094], rel=1e-6)
+    assert times.decode_time_s([20, 64], [40_000, 0]) == pytest.approx([0.05 + context_s * 40_000, 0.094], rel=1e-6)
     assert times.mean_error == pytest.approx(0.0, abs=1e-9)
 
 
 def test_noise_does_not_make_more_work_faster() -> None:
     """A noisy measurement would make a larger prompt or batch take less time."""
     noisy = _synthetic(0.0, 0.0)
-    noisy.prompt_s[0] = 0.08
-    noisy.token_s[noisy.batch_requests == 4] = 0.02
+    noisy.prefill_s[0] = 0.08
+    noisy.decode_s[noisy.batch_requests == 4] = 0.02
     times = profile_times(noisy)
-    assert (np.diff(times.prompt_knots_s) >= 0).all()
-    assert (np.diff(times.token_knots_s) >= 0).all()
+    assert (np.diff(times.prefill_knots_s) >= 0).all()
+    assert (np.diff(times.decode_knots_s) >= 0).all()
     # pooled with their neighbours: 0.08 with 0.0756, and 0.031, 0.032 with 0.02
-    assert times.prompt_knots_s[:2] == pytest.approx((0.08 + 0.0756) / 2)
-    assert times.token_knots_s[0] == pytest.approx(times.token_knots_s[2])
-    assert times.token_knots_s[3] == pytest.approx(0.038)
+    assert times.prefill_knots_s[:2] == pytest.approx((0.08 + 0.0756) / 2)
+    assert times.decode_knots_s[0] == pytest.approx(times.decode_knots_s[2])
+    assert times.decode_knots_s[3] == pytest.approx(0.038)
 
 
 def test_one_outlier_does_not_tilt_the_context_term() -> None:
     """One bad run would change what every token of context costs."""
     noisy = _synthetic(0.0, 2e-7)
-    noisy.token_s[noisy.prompt_tokens == 2048] *= 1.5
-    assert profile_times(noisy).token_context_s == pytest.approx(2e-7, rel=0.05)
+    noisy.decode_s[noisy.prompt_tokens == 2048] *= 1.5
+    assert profile_times(noisy).decode_context_s == pytest.approx(2e-7, rel=0.05)
 
 
 def test_too_few_points() -> None:
@@ -104,11 +104,11 @@ def test_the_paper_s_medians_are_met(pair: tuple[str, str]) -> None:
     shipped = measurements(*pair)
     assert shipped is not None
     times = profile_times(shipped)
-    prompt_ms, token_ms = PUBLISHED_MEDIANS[pair]
-    assert times.prompt_time_s(PROMPT_SIZES) * 1e3 == pytest.approx(prompt_ms, rel=0.08)
-    assert times.prompt_time_s(PROMPT_SIZES[3:]) * 1e3 == pytest.approx(prompt_ms[3:], rel=0.02)
+    prefill_ms, decode_ms = PUBLISHED_MEDIANS[pair]
+    assert times.prefill_time_s(PROMPT_SIZES) * 1e3 == pytest.approx(prefill_ms, rel=0.08)
+    assert times.prefill_time_s(PROMPT_SIZES[3:]) * 1e3 == pytest.approx(prefill_ms[3:], rel=0.02)
     context = np.array(BATCH_SIZES) * (512 + 64)
-    assert times.token_time_s(BATCH_SIZES, context) * 1e3 == pytest.approx(token_ms, rel=0.03)
+    assert times.decode_time_s(BATCH_SIZES, context) * 1e3 == pytest.approx(decode_ms, rel=0.03)
     assert times.measured_requests == 64
     assert times.measured_prompt_tokens == 32_768
     assert times.mean_error < 0.03
@@ -142,10 +142,10 @@ def test_shipped_medians_are_those_of_the_data(pair: tuple[str, str], degree: in
     assert len(runs) == shipped.runs.size
     for index in range(shipped.runs.size):
         key = (shipped.prompt_tokens[index], shipped.batch_requests[index], shipped.output_tokens[index])
-        prompt_ms, token_ms = np.median(np.array(runs[key]), axis=0)
+        prefill_ms, decode_ms = np.median(np.array(runs[key]), axis=0)
         assert shipped.runs[index] == len(runs[key])
-        assert shipped.prompt_s[index] == pytest.approx(prompt_ms / 1e3, rel=1e-12)
-        assert shipped.token_s[index] == pytest.approx(token_ms / 1e3, rel=1e-12)
+        assert shipped.prefill_s[index] == pytest.approx(prefill_ms / 1e3, rel=1e-12)
+        assert shipped.decode_s[index] == pytest.approx(decode_ms / 1e3, rel=1e-12)
 
 
 @pytest.mark.shared
@@ -153,7 +153,7 @@ def test_shipped_medians_are_those_of_the_data(pair: tuple[str, str], degree: in
 def test_held_out_runs_are_predicted() -> None:
     """The fit would not predict runs it did not see (80:20) with the mean error below 3 % that the paper claims.
 
-    It holds for each phase over the four pairs. The prompt phase of Llama2-70B alone is at 4 to 5 %: its runs scatter
+    It holds for each phase over the four pairs. The prefill phase of Llama2-70B alone is at 4 to 5 %: its runs scatter
     by 10-20 % at small prompts, and on A100 batches of 4,096 tokens and more were slower than single prompts.
     """
     errors: dict[tuple[str, str], tuple[float, float]] = {}
@@ -168,6 +168,6 @@ def test_held_out_runs_are_predicted() -> None:
             seeds.append((float(np.abs(prompt).mean()), float(np.abs(token).mean())))
         errors[pair] = tuple(np.mean(seeds, axis=0))
     assert np.max(list(errors.values()), axis=0) == pytest.approx([0.045, 0.020], abs=0.005), errors
-    prompt_error, token_error = np.mean(list(errors.values()), axis=0)
-    assert prompt_error < 0.03, errors
-    assert token_error < 0.015, errors
+    prefill_error, decode_error = np.mean(list(errors.values()), axis=0)
+    assert prefill_error < 0.03, errors
+    assert decode_error < 0.015, errors

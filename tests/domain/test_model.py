@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from phasesplit.domain.kv import kv_capacity_bytes, published_kv_bytes_per_token
+from phasesplit.domain.machine import kv_capacity_bytes, published_kv_bytes_per_token
 from phasesplit.domain.model import transformer_parameters
-from phasesplit.files.specs import known_models, load_machine, load_model
+from phasesplit.io.specs import known_models, load_machine, load_model
 
 # model: feed-forward width, vocabulary (config.json of each)
 LLAMA_STYLE = {

@@ -15,8 +15,8 @@ from phasesplit.domain.money import (
     usd_per_hour,
 )
 from phasesplit.errors import SpecError
-from phasesplit.files.catalog import build_cluster
-from phasesplit.files.specs import load_machine
+from phasesplit.io.catalog import build_cluster
+from phasesplit.io.specs import load_machine
 
 
 def test_price_and_power_are_sums_over_machines() -> None:
@@ -37,15 +37,15 @@ def test_equal_budgets_of_the_paper() -> None:
 def test_energy_by_phase() -> None:
     """A phase would draw another phase's power, or idle time none."""
     machine = load_machine("dgx-h100")
-    drawn = energy_j(machine, duration_s=100.0, prompt_s=[10.0, 0.0], mixed_s=[5.0, 0.0], token_s=[40.0, 0.0])
-    assert drawn[0] == pytest.approx(15 * machine.prompt_w + 40 * machine.token_w + 45 * machine.idle_w)
+    drawn = energy_j(machine, duration_s=100.0, prefill_s=[10.0, 0.0], mixed_s=[5.0, 0.0], decode_s=[40.0, 0.0])
+    assert drawn[0] == pytest.approx(15 * machine.prefill_w + 40 * machine.decode_w + 45 * machine.idle_w)
     assert drawn[1] == pytest.approx(100 * machine.idle_w)
 
 
 def test_busier_than_the_run_is_refused() -> None:
     """Busy times of another run would give negative idle energy instead of an error."""
     with pytest.raises(SpecError, match="duration_s"):
-        energy_j(load_machine("dgx-h100"), duration_s=10.0, prompt_s=[11.0], mixed_s=[0.0], token_s=[0.0])
+        energy_j(load_machine("dgx-h100"), duration_s=10.0, prefill_s=[11.0], mixed_s=[0.0], decode_s=[0.0])
 
 
 def test_carbon() -> None:
@@ -65,14 +65,14 @@ def test_bill() -> None:
     run = bill(
         cluster,
         duration_s=3600.0,
-        prompt_s=np.array([1000.0, 0.0, 0.0]),
+        prefill_s=np.array([1000.0, 0.0, 0.0]),
         mixed_s=np.zeros(3),
-        token_s=np.array([0.0, 3600.0, 1800.0]),
+        decode_s=np.array([0.0, 3600.0, 1800.0]),
         requests=100,
         output_tokens=20_000,
         grid_kg_per_kwh=0.5,
     )
-    expected_j = 1000 * h100.prompt_w + 2600 * h100.idle_w + 5400 * a100.token_w + 1800 * a100.idle_w
+    expected_j = 1000 * h100.prefill_w + 2600 * h100.idle_w + 5400 * a100.decode_w + 1800 * a100.idle_w
     assert run.energy_j == pytest.approx(expected_j)
     assert run.mean_w == pytest.approx(expected_j / 3600)
     assert run.usd == pytest.approx(38.08 + 2 * 17.68)
@@ -93,21 +93,21 @@ def test_machines_that_are_off_cost_nothing() -> None:
     run = bill(
         cluster,
         duration_s=7200.0,
-        prompt_s=np.array([1000.0, 0.0, 0.0]),
+        prefill_s=np.array([1000.0, 0.0, 0.0]),
         mixed_s=np.zeros(3),
-        token_s=np.zeros(3),
+        decode_s=np.zeros(3),
         requests=1,
         output_tokens=1,
         on_s=np.array([3600.0, 0.0, 1800.0]),
     )
     assert run.usd == pytest.approx(h100.price_usd_per_hour + a100.price_usd_per_hour / 2)
-    assert run.energy_j == pytest.approx(1000 * h100.prompt_w + 2600 * h100.idle_w + 1800 * a100.idle_w)
+    assert run.energy_j == pytest.approx(1000 * h100.prefill_w + 2600 * h100.idle_w + 1800 * a100.idle_w)
     lives = h100.embodied_kg_co2e * 3600 / h100.lifetime_s + a100.embodied_kg_co2e * 1800 / a100.lifetime_s
     assert run.embodied_kg_co2e == pytest.approx(lives)
     assert run.provisioned_w == 2 * h100.provisioned_w + a100.provisioned_w
     with pytest.raises(SpecError, match="at least the time it is busy"):
         bill(
-            cluster, duration_s=7200.0, prompt_s=np.array([0.0, 1.0, 0.0]), mixed_s=np.zeros(3), token_s=np.zeros(3),
+            cluster, duration_s=7200.0, prefill_s=np.array([0.0, 1.0, 0.0]), mixed_s=np.zeros(3), decode_s=np.zeros(3),
             requests=1, output_tokens=1, on_s=np.array([3600.0, 0.0, 1800.0]),
         )  # fmt: skip
 
@@ -116,7 +116,7 @@ def test_nothing_served() -> None:
     """A run that served nothing would divide by zero instead of having no price per request."""
     cluster = build_cluster("bloom-176b", [("unsplit", 1, "dgx-h100")])
     idle = np.zeros(1)
-    run = bill(cluster, duration_s=0.0, prompt_s=idle, mixed_s=idle, token_s=idle, requests=0, output_tokens=0)
+    run = bill(cluster, duration_s=0.0, prefill_s=idle, mixed_s=idle, decode_s=idle, requests=0, output_tokens=0)
     assert math.isnan(run.usd_per_request)
     assert math.isnan(run.kg_co2e_per_million_tokens)
     assert math.isnan(run.mean_w)

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from phasesplit.domain.arrival_text import parse_arrivals
-from phasesplit.domain.percentiles import (
+from phasesplit.domain.arrivals import parse_arrivals
+from phasesplit.domain.workload import (
     LARGEST_REACH,
     PAIRS,
+    Workload,
     percentiles_text,
     quantiles,
     workload_from_percentiles,
 )
-from phasesplit.domain.workload import Workload
 from phasesplit.errors import SpecError
 
 PROMPT = {50: 1020.0, 90: 2734.0, 99: 4142.0}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from phasesplit.domain.latency import Exact
-from phasesplit.domain.slo import GOODPUT_RATIO, SPLITWISE, Limit, Slo, goodput_ratio, judge
-from phasesplit.domain.slo_text import parse_slo
+from phasesplit.domain.slo import GOODPUT_RATIO, SPLITWISE, Limit, Slo, goodput_ratio, judge, parse_slo
 from phasesplit.errors import SpecError
 
 
@@ -80,7 +79,7 @@ def test_itl_of_a_good_request_is_its_largest_gap() -> None:
     "text", ["itl_p99<100ms", "itl_max_p99<0.5s", "itl_slowdown_p90<1.5", "goodput(ttft<2s,itl<100ms)>=90%"]
 )
 def test_the_papers_name_of_a_gap_is_understood(text: str) -> None:
-    """An SLO in the words of the paper, TBT, would be refused or limit something else."""
+    """An SLO in the words of the paper, ITL, would be refused or limit something else."""
     ours, papers = parse_slo(text), parse_slo(text.replace("itl", "tbt"))
     assert (papers.limits, papers.each) == (ours.limits, ours.each)
 

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from phasesplit.domain.link import Link
-from phasesplit.domain.variants import capped, fitting_degree, networked, sliced, split_name
+from phasesplit.domain.machine import Link, capped, fitting_degree, networked, sliced, split_name
 from phasesplit.errors import SpecError
-from phasesplit.files.specs import known_machines, load_machine, load_model
+from phasesplit.io.specs import known_machines, load_machine, load_model
 
 H100 = load_machine("dgx-h100")
 
@@ -19,11 +18,11 @@ def test_slices_of_a_server_make_the_server(degree: int) -> None:
     assert part.accelerators * part.instances_per_server == 8
     assert part.server == part.profile_name == "dgx-h100"
     for figure in (
-        "hbm_bytes", "hbm_bytes_per_s", "flops_per_s", "nic_bytes_per_s", "provisioned_w", "idle_w", "prompt_w",
-        "token_w", "accelerators_limit_w", "price_usd_per_hour", "embodied_kg_co2e",
+        "hbm_bytes", "hbm_bytes_per_s", "flops_per_s", "nic_bytes_per_s", "provisioned_w", "idle_w", "prefill_w",
+        "decode_w", "accelerators_limit_w", "price_usd_per_hour", "embodied_kg_co2e",
     ):  # fmt: skip
         assert getattr(part, figure) * part.instances_per_server == pytest.approx(getattr(H100, figure))
-    assert (part.lifetime_s, part.prompt_time_factor) == (H100.lifetime_s, 1.0)
+    assert (part.lifetime_s, part.prefill_time_factor) == (H100.lifetime_s, 1.0)
 
 
 LINK = Link(bytes_per_s=6e9, latency_s=0.002, per_layer_s=1e-4, streaming_slowdown=0.5)
@@ -60,27 +59,27 @@ def test_half_the_limit_is_the_shipped_capped_machine() -> None:
     """The cap's law would miss the one figure that it rests on."""
     ours, shipped = capped(H100, 0.5), load_machine("dgx-h100-capped")
     for figure in (
-        "provisioned_w", "idle_w", "prompt_w", "token_w", "accelerators_limit_w", "prompt_time_factor",
-        "token_time_factor", "price_usd_per_hour", "flops_per_s",
+        "provisioned_w", "idle_w", "prefill_w", "decode_w", "accelerators_limit_w", "prefill_time_factor",
+        "decode_time_factor", "price_usd_per_hour", "flops_per_s",
     ):  # fmt: skip
         assert getattr(ours, figure) == pytest.approx(getattr(shipped, figure))
     assert ours.profile_name == shipped.profile_name
 
 
 def test_a_cap_costs_tokens_time_only_where_it_binds() -> None:
-    """A cap above what the token phase draws would cost time or save energy, or one below it neither."""
+    """A cap above what the decode phase draws would cost time or save energy, or one below it neither."""
     free, above, below = H100, capped(H100, 0.43), capped(H100, 0.3)
-    assert (above.token_w, above.token_time_factor) == (free.token_w, 1.0)
-    assert below.token_w == pytest.approx(free.token_w - 8 * 300 + 8 * 210)
-    assert below.token_time_factor == pytest.approx((300 / 210) ** 0.3785, rel=1e-4)
-    assert below.token_time_factor < below.prompt_time_factor
+    assert (above.decode_w, above.decode_time_factor) == (free.decode_w, 1.0)
+    assert below.decode_w == pytest.approx(free.decode_w - 8 * 300 + 8 * 210)
+    assert below.decode_time_factor == pytest.approx((300 / 210) ** 0.3785, rel=1e-4)
+    assert below.decode_time_factor < below.prefill_time_factor
 
 
 def test_two_caps_are_one() -> None:
     """The law would depend on the steps in which a limit is lowered."""
     twice, once = capped(capped(H100, 0.5), 0.5), capped(H100, 0.25)
-    assert twice.prompt_time_factor == pytest.approx(once.prompt_time_factor)
-    assert twice.token_time_factor == pytest.approx(once.token_time_factor)
+    assert twice.prefill_time_factor == pytest.approx(once.prefill_time_factor)
+    assert twice.decode_time_factor == pytest.approx(once.decode_time_factor)
     assert twice.provisioned_w == pytest.approx(once.provisioned_w)
 
 
@@ -90,8 +89,8 @@ def test_capped_figures_agree(name: str, share: float) -> None:
     """A capped machine would draw more than is provisioned for it, less than idle, or be faster than uncapped."""
     machine = load_machine(name)
     cut = capped(machine, share)
-    assert cut.idle_w < cut.token_w <= cut.prompt_w <= cut.provisioned_w < machine.provisioned_w
-    assert cut.prompt_time_factor > machine.prompt_time_factor
+    assert cut.idle_w < cut.decode_w <= cut.prefill_w <= cut.provisioned_w < machine.provisioned_w
+    assert cut.prefill_time_factor > machine.prefill_time_factor
     assert sliced(cut, 4).provisioned_w == pytest.approx(capped(sliced(machine, 4), share).provisioned_w)
 
 

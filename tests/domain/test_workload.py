@@ -8,12 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasesplit.domain.arrival_text import parse_arrivals
-from phasesplit.domain.arrivals import ArrivalModel, Diurnal, Gamma, Hyperexponential, OnOff, Poisson, Weibull
-from phasesplit.domain.request import Trace
-from phasesplit.domain.resampling import resample, window_of
-from phasesplit.domain.trace_shape import count_windows, describe_trace, inter_arrival_cv
-from phasesplit.domain.workload import LengthTable, Workload
+from phasesplit.domain.arrivals import (
+    ArrivalModel,
+    Diurnal,
+    Gamma,
+    Hyperexponential,
+    OnOff,
+    Poisson,
+    Weibull,
+    parse_arrivals,
+)
+from phasesplit.domain.request import Trace, count_windows, describe_trace, inter_arrival_cv
+from phasesplit.domain.workload import LengthTable, Workload, resample, window_of
 from phasesplit.errors import SpecError
 
 BURSTY = Hyperexponential((0.9, 0.1), (0.01, 1.0))

@@ -8,8 +8,8 @@ import pytest
 from doubles import ByteCodec, FakeWire, FakeWorker, ManualClock
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.codec import Codec
-from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import LegError, WorkerClient
+from phasesplit.gateway.request_states import Event
+from phasesplit.gateway.worker_client import LegError, WorkerClient
 from phasesplit.protocol.worker import Chunk
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 3}
@@ -48,10 +48,10 @@ def test_split_and_whole_give_the_same_tokens() -> None:
         prompt, token, whole = (FakeWorker(name, wire) for name in ("p", "t", "u"))
 
         async def told(worker: FakeWorker, body: dict[str, object]) -> list[Chunk]:
-            async with aclosing(worker.token_leg(body)) as chunks:
+            async with aclosing(worker.decode_leg(body)) as chunks:
                 return [chunk async for chunk in chunks]
 
-        first, split = await asyncio.gather(prompt.prompt_leg(SENDING), told(token, TAKING))
+        first, split = await asyncio.gather(prompt.prefill_leg(SENDING), told(token, TAKING))
         assert split == await told(whole, BODY)
         assert (first.tokens, split[-1].finish_reason) == (split[0].tokens, "length")
         assert (prompt.held, token.held) == ({}, {})
@@ -65,14 +65,14 @@ def test_dead_machine_breaks_what_waits_on_it() -> None:
     async def scenario() -> None:
         worker = FakeWorker("p")
         worker.hold("prompt")
-        leg = asyncio.create_task(worker.prompt_leg(SENDING))
+        leg = asyncio.create_task(worker.prefill_leg(SENDING))
         while not worker.waiting("prompt"):
             await asyncio.sleep(0)
         worker.die()
         with pytest.raises(LegError) as found:
             await leg
-        assert found.value.event is Event.PROMPT_LOST
+        assert found.value.event is Event.PREFILL_LOST
         with pytest.raises(LegError):
-            await worker.prompt_leg(SENDING)
+            await worker.prefill_leg(SENDING)
 
     asyncio.run(scenario())

@@ -19,29 +19,29 @@ _FAR_REQUESTS = 4_096.0
 
 def tiny_cluster(
     *pools: tuple[str, int],
-    prompt_s_per_token: float = 1e-3,
-    prompt_base_s: float = 0.0,
-    prompt_pair_s: float = 0.0,
-    token_s: float = 0.1,
-    token_s_per_request: float = 0.0,
-    token_context_s: float = 0.0,
+    prefill_s_per_token: float = 1e-3,
+    prefill_base_s: float = 0.0,
+    prefill_pair_s: float = 0.0,
+    decode_s: float = 0.1,
+    decode_s_per_request: float = 0.0,
+    decode_context_s: float = 0.0,
     capacity_tokens: int = 100_000,
     hbm_share: float = 0.9,
     nic_bytes_per_s: float = 1e9,
 ) -> Cluster:
     """Return a cluster of equal machines whose phase times are straight lines.
 
-    An iteration with B prompt tokens takes `prompt_base_s + prompt_s_per_token x B`, one with n requests in the token
-    phase `token_s + token_s_per_request x n`; `domain.profile.PhaseTimes` says what the other two terms add.
+    An iteration with B prompt tokens takes `prefill_base_s + prefill_s_per_token x B`, one with n requests in decode
+    phase `decode_s + decode_s_per_request x n`; `domain.profile.PhaseTimes` says what the other two terms add.
 
     Args:
-        pools: Role and number of machines of each pool ("prefill", 2); by default one prompt and one token machine.
-        prompt_s_per_token: Seconds, > 0.
-        prompt_base_s: Seconds, >= 0.
-        prompt_pair_s: Seconds for each pair of a prompt token and a token it attends to, >= 0.
-        token_s: Seconds, > 0.
-        token_s_per_request: Seconds, >= 0.
-        token_context_s: Seconds for each token of context, >= 0.
+        pools: Role and number of machines of each pool ("prefill", 2); by default one prompt and one decode machine.
+        prefill_s_per_token: Seconds, > 0.
+        prefill_base_s: Seconds, >= 0.
+        prefill_pair_s: Seconds for each pair of a prompt token and a token it attends to, >= 0.
+        decode_s: Seconds, > 0.
+        decode_s_per_request: Seconds, >= 0.
+        decode_context_s: Seconds for each token of context, >= 0.
         capacity_tokens: Tokens of KV that a machine holds under rules with this `hbm_share`, and half a token more.
         hbm_share: As in `Rules.hbm_share`: 0.9 by default, 1 under the published rules.
         nic_bytes_per_s: Network bandwidth of a machine in each direction, > 0.
@@ -66,19 +66,19 @@ def tiny_cluster(
         nic_bytes_per_s=nic_bytes_per_s,
         provisioned_w=400.0,
         idle_w=100.0,
-        prompt_w=300.0,
-        token_w=200.0,
+        prefill_w=300.0,
+        decode_w=200.0,
         price_usd_per_hour=1.0,
         embodied_kg_co2e=1.0,
     )
     times = PhaseTimes(
         source="made up for a test",
-        prompt_knots_tokens=np.array([0.0, _FAR_TOKENS]),
-        prompt_knots_s=prompt_base_s + prompt_s_per_token * np.array([0.0, _FAR_TOKENS]),
-        token_knots_requests=np.array([0.0, _FAR_REQUESTS]),
-        token_knots_s=token_s + token_s_per_request * np.array([0.0, _FAR_REQUESTS]),
-        prompt_pair_s=prompt_pair_s,
-        token_context_s=token_context_s,
+        prefill_knots_tokens=np.array([0.0, _FAR_TOKENS]),
+        prefill_knots_s=prefill_base_s + prefill_s_per_token * np.array([0.0, _FAR_TOKENS]),
+        decode_knots_requests=np.array([0.0, _FAR_REQUESTS]),
+        decode_knots_s=decode_s + decode_s_per_request * np.array([0.0, _FAR_REQUESTS]),
+        prefill_pair_s=prefill_pair_s,
+        decode_context_s=decode_context_s,
         measured_prompt_tokens=_FAR_TOKENS,
         measured_requests=_FAR_REQUESTS,
         mean_error=0.0,

@@ -8,11 +8,11 @@ from typing import Any
 
 from doubles.clock import ManualClock
 from doubles.codec import END
-from phasesplit.domain.kv import blocks_for
+from phasesplit.domain.machine import blocks_for
 from phasesplit.errors import WorkerError
 from phasesplit.gateway.clock import Clock
-from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import LegError
+from phasesplit.gateway.request_states import Event
+from phasesplit.gateway.worker_client import LegError
 from phasesplit.protocol.worker import Chunk, Scored
 
 Rule = Callable[[Sequence[int], int], int]
@@ -59,15 +59,15 @@ def _settle(future: asyncio.Future[None]) -> None:
 class FakeWorker:
     """A machine without a model; satisfies `gateway.worker.WorkerClient`.
 
-    Its requests pass stages: "accept", "prompt", "send" on the prompt side, "accept", "kv", "token 0", "token 1", ...
-    on the token side, "accept", "prompt", "token 0", ... where it serves both phases.
+    Its requests pass stages: "accept", "prompt", "send" on the prefill side, "accept", "kv", "token 0", "token 1", ...
+    on the decode side, "accept", "prompt", "token 0", ... where it serves both phases.
 
     Attributes:
         name: The machine's name.
         epoch: Counts its starts.
         faults: By stage, the error that every request meets there.
-        prompt_s: Seconds of a prompt phase, on `clock`.
-        token_s: Seconds of a token, on `clock`.
+        prefill_s: Seconds of a prefill phase, on `clock`.
+        decode_s: Seconds of a token, on `clock`.
         held: KV blocks by key.
         seen: Bodies received, in order.
         given_up: How often a request was called off from outside, by stage.
@@ -94,7 +94,7 @@ class FakeWorker:
     ) -> None:
         self.name, self.epoch, self.resumes = name, epoch, resumes
         self.faults: dict[str, LegError] = {}
-        self.prompt_s = self.token_s = 0.0
+        self.prefill_s = self.decode_s = 0.0
         self.held: dict[str, int] = {}
         self.seen: list[dict[str, Any]] = []
         self.given_up: Counter[str] = Counter()
@@ -160,7 +160,7 @@ class FakeWorker:
             "resumes": self.resumes,
         } | changed  # fmt: skip
 
-    async def prompt_leg(self, body: Mapping[str, Any]) -> Chunk:
+    async def prefill_leg(self, body: Mapping[str, Any]) -> Chunk:
         self.seen.append(dict(body))
         key = str((body.get("kv_transfer_params") or {}).get("key", ""))
         self._take(key, body)
@@ -169,7 +169,7 @@ class FakeWorker:
             token = await self._first_token(key, body)
             has_kv_to_send = "do_remote_decode" in (body.get("kv_transfer_params") or {})
         except ConnectionError as error:
-            raise LegError(str(error), Event.PROMPT_LOST) from None
+            raise LegError(str(error), Event.PREFILL_LOST) from None
         finally:
             if not has_kv_to_send:
                 self._free(key)
@@ -177,7 +177,7 @@ class FakeWorker:
             self._sends[key] = asyncio.get_running_loop().create_task(self._send(key, token))
         return self._chunk(body, [token], None)._replace(finish_reason="length", prompt_scored=self._of_prompt(body))
 
-    async def token_leg(self, body: Mapping[str, Any]) -> AsyncIterator[Chunk]:
+    async def decode_leg(self, body: Mapping[str, Any]) -> AsyncIterator[Chunk]:
         self.seen.append(dict(body))
         key = str((body.get("kv_transfer_params") or {}).get("key", ""))
         self._take(key, body)
@@ -192,7 +192,7 @@ class FakeWorker:
                 token = await self._first_token(key, body)
             for place in range(most):
                 if place:
-                    await self._pause(self.token_s)
+                    await self._pause(self.decode_s)
                     token = self._at(body, place)
                 await self._reach(f"token {place}")
                 ends = token == END and not body.get("ignore_eos") and place >= body.get("min_tokens", 0)
@@ -202,7 +202,7 @@ class FakeWorker:
                 if finish:
                     return
         except ConnectionError as error:
-            raise LegError(str(error), Event.TOKEN_LOST) from None
+            raise LegError(str(error), Event.DECODE_LOST) from None
         finally:
             self._free(key)
 
@@ -233,8 +233,8 @@ class FakeWorker:
 
     async def _first_token(self, key: str, body: Mapping[str, Any]) -> int:
         await self._reach("accept")
-        self.report({"prompt_started": key})
-        await self._pause(self.prompt_s)
+        self.report({"prefill_started": key})
+        await self._pause(self.prefill_s)
         await self._reach("prompt")
         return self._at(body, 0)
 

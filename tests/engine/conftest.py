@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasesplit.engine.cached_file import cache_directory, is_whole
-from phasesplit.engine.fetch import DEFAULT
-from phasesplit.engine.tiny import write_tiny_model
+from phasesplit.engine.fetch import DEFAULT, write_tiny_model
 from warm import compile_engine
 
 

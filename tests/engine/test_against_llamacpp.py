@@ -12,8 +12,7 @@ import pytest
 
 from forward_runs import greedy_tokens
 from phasesplit.engine.checkpoint import open_checkpoint
-from phasesplit.engine.gguf import open_gguf
-from phasesplit.engine.gguf_writer import write_gguf
+from phasesplit.engine.gguf import open_gguf, write_gguf
 from phasesplit.engine.packed import packed_model
 
 llamacpp: Any = pytest.importorskip("xllamacpp", reason="needs the extra llamacpp")

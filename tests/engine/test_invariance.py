@@ -12,9 +12,9 @@ import pytest
 from forward_runs import Run, all_logits, batch_of, run_all
 from phasesplit.engine.cache import KvCache
 from phasesplit.engine.checkpoint import open_checkpoint
+from phasesplit.engine.fetch import TinySizes, write_tiny_model
 from phasesplit.engine.forward import Forward
 from phasesplit.engine.packed import PackedModel, packed_model
-from phasesplit.engine.tiny import TinySizes, write_tiny_model
 
 RNG = np.random.default_rng(7)
 TOKENS = [int(token) for token in RNG.integers(0, 300, 101)]
@@ -107,7 +107,7 @@ def test_rows_in_any_order(model: PackedModel, whole: bytes) -> None:
 
 
 def test_two_halves_on_two_machines(model: PackedModel, whole: bytes) -> None:
-    """A request whose prompt phase ran elsewhere would be answered otherwise than one that stayed."""
+    """A request whose prefill phase ran elsewhere would be answered otherwise than one that stayed."""
     here, there = Forward(model, KvCache(model.config, 4)), Forward(model, KvCache(model.config, 9))
     first = Run(TOKENS[:70], [0, 1, 2], (70,))
     run_all(here, [first])

@@ -236,8 +236,8 @@ def test_shapes_are_checked_before_memory_is_touched() -> None:
 PROGRAM = """
 import hashlib, numpy as np
 from phasesplit.engine import kernels
-from phasesplit.engine.blocks import tensor_from_values
-from phasesplit.engine.panels import multiply, pack
+from phasesplit.engine.quant_blocks import tensor_from_values
+from phasesplit.engine.packed import multiply, pack
 f = lambda *shape: np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 x, digest = f(9, 40), hashlib.sha256()
 out = np.empty((9, 70), np.float32)

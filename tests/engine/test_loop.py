@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_machines import BLOCK, GREEDY, TINY, Heard, Machine, asked, served, turn, turn_until
-from phasesplit.engine.events import Failed, Finished, Refused, Started, Token
+from phasesplit.engine.engine_events import Failed, Finished, Refused, Started, Token
 from phasesplit.engine.sampling import Sampling
 from phasesplit.engine.sequences import sequence_of
-from phasesplit.scheduling.rules import Batching
+from phasesplit.scheduler.rules import Batching
 
 RULES = [Batching.WHOLE, Batching.CHUNKED]
 
@@ -34,7 +34,7 @@ def test_tokens_do_not_hang_on_neighbours_or_chunks(batching: Batching) -> None:
         turn(together)
     turn_until(lambda: all(one.finished for one in heard.values()), together)
     assert {key: one.ids for key, one in heard.items()} == expected
-    together.demand_empty()
+    together.require_empty()
 
 
 def test_events_come_in_order() -> None:
@@ -57,7 +57,7 @@ def test_eviction_is_not_seen(batching: Batching) -> None:
     assert small.engine.facts().evictions > 0
     assert [one.ids for one in heard] == expected
     assert sum(stages.evictions for stages in small.engine.stages) == small.engine.facts().evictions
-    small.demand_empty()
+    small.require_empty()
 
 
 def test_evicted_prompt_begins_again() -> None:
@@ -73,7 +73,7 @@ def test_evicted_prompt_begins_again() -> None:
     assert ended["long"].evictions > 0
     assert [one.ids for one in heard] == [served(Machine(), request).ids for request in (short, long)]
     assert sum(isinstance(event, Started) for event in heard[1].events) == 1
-    machine.demand_empty()
+    machine.require_empty()
 
 
 def test_evicted_request_finds_its_known_prefix_again() -> None:
@@ -91,7 +91,7 @@ def test_evicted_request_finds_its_known_prefix_again() -> None:
     turn_until(lambda: bool(older.finished and younger.finished), machine)
     assert max(machine.forward.rows[before:]) < 2 * BLOCK
     assert younger.ids == served(Machine(), asked(prompt(70), 20)).ids
-    machine.demand_empty()
+    machine.require_empty()
 
 
 def test_penalties_see_the_output() -> None:
@@ -185,7 +185,7 @@ def test_too_long_a_prompt_is_refused(tokens: int, blocks: int, says: str) -> No
     assert [type(event) for event in heard.events] == [Refused]
     assert heard.bad[0].status == 400
     assert says in heard.bad[0].message
-    machine.demand_empty()
+    machine.require_empty()
 
 
 @pytest.mark.parametrize("batching", RULES)
@@ -247,7 +247,7 @@ def test_aborts_leave_nothing(batching: Batching, seed: int) -> None:
             told = len(heard[key].events)
             machine.engine.take_events()
             assert len(heard[key].events) == told
-    machine.demand_empty()
+    machine.require_empty()
     for key in requests.keys() - doomed:
         assert heard[key].ids == served(Machine(), requests[key]).ids
 
@@ -263,7 +263,7 @@ def test_known_prefix_changes_nothing_but_the_work(batching: Batching) -> None:
     # 3 full blocks are known of each but the first; of the last, whose end is theirs, one is computed.
     rows = sum(machine.forward.rows) - sum(len(ids) - 1 for ids in expected)
     assert rows == 120 + 3 * 24 + 4 + 32
-    machine.demand_empty()
+    machine.require_empty()
     assert machine.engine.facts().kept_blocks > 0
 
 
@@ -290,7 +290,7 @@ def test_known_prefixes_go_when_memory_is_short(seed: int) -> None:
         turn(machine)
     turn_until(lambda: all(one.finished for one in heard), machine)
     assert [one.ids for one in heard] == [served(Machine(), request).ids for request in requests]
-    machine.demand_empty()
+    machine.require_empty()
 
 
 def test_all_are_told_when_the_engine_cannot_go_on() -> None:
@@ -318,7 +318,7 @@ def test_stages_follow_one_another() -> None:
 
 
 def test_the_first_token_tells_how_long_its_prompt_took() -> None:
-    """A gateway would take the queue in front of the engine for the prompt phase, or know neither."""
+    """A gateway would take the queue in front of the engine for the prefill phase, or know neither."""
     machine = Machine()
     heard = served(machine, asked(prompt(40), 3, GREEDY))
     (stages,) = machine.engine.stages

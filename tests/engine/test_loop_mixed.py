@@ -10,12 +10,12 @@ import pytest
 from engine_machines import Heard, Machine, asked, served, turn, turn_until
 from phasesplit.engine.sampling import Sampling
 from phasesplit.engine.wire import WorkerRequest
+from phasesplit.kv_transfer.messages import TransferTimeouts
 from phasesplit.protocol.worker import Address, SendKv, TakeKv
-from phasesplit.scheduling.rules import Batching
-from phasesplit.transfer.timing import Patience
+from phasesplit.scheduler.rules import Batching
 
 REQUESTS = 24
-SHORT = Patience(lease_s=0.5, heartbeat_s=0.05, answer_s=0.5, transfer_s=0.6)
+SHORT = TransferTimeouts(lease_s=0.5, heartbeat_s=0.05, answer_s=0.5, transfer_s=0.6)
 
 
 class Sent:
@@ -87,7 +87,7 @@ def test_all_come_to_the_right_end(seed: int, way: str) -> None:
         turn_until(lambda: not any(machine.engine.facts().held for machine in machines), *machines)
         turn(*machines)
         for machine in machines:
-            machine.demand_empty()
+            machine.require_empty()
         alone = Machine(blocks=options["blocks"])
         right = [one for one in sent if not one.is_given_up]
         assert len(right) > REQUESTS // 4

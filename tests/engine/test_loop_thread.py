@@ -9,7 +9,7 @@ import pytest
 
 from engine_machines import Heard, Machine, Pair, asked, served
 from phasesplit.engine import thread as engine_thread
-from phasesplit.engine.events import Event, Failed, Finished, Refused, Started, Token
+from phasesplit.engine.engine_events import Event, Failed, Finished, Refused, Started, Token
 from phasesplit.engine.sequences import OnEvent
 from phasesplit.engine.thread import EngineThread
 from waiting import PATIENCE_S, eventually
@@ -157,7 +157,7 @@ def test_a_pair_of_threads_hands_kv_over() -> None:
             size = number % 6
             request = asked(np.random.default_rng(size).integers(3, 300, 20 + 20 * size), 6)
             legs = Heard(), Heard()
-            for one, leg, submit in zip(machines, legs, (pair.submit_prompt, pair.submit_token), strict=True):
+            for one, leg, submit in zip(machines, legs, (pair.submit_prefill, pair.submit_decode), strict=True):
                 one.thread.call(
                     lambda _, leg=leg, submit=submit, request=request, key=f"r{number}": submit(request, key, leg)
                 )

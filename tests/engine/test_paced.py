@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from phasesplit.engine.batch import Batch
+from phasesplit.engine.iteration import Batch
 from phasesplit.engine.paced import Paced
 
 LAYER_S, LAYERS = 0.010, 4
@@ -56,7 +56,7 @@ def test_iterations_last_what_they_compute_over_the_share(share: float) -> None:
 
 
 def test_layers_are_spread_over_the_iteration() -> None:
-    """KV would leave in the first half of the prompt phase, and no transfer would ever be exposed."""
+    """KV would leave in the first half of the prefill phase, and no transfer would ever be exposed."""
     core, seen = Core(), []
     core.now_s = 5.0
     paced(core, 0.5).run(BATCH, lambda _: seen.append(core.now_s - 5.0))

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from phasesplit.engine.checkpoint import Checkpoint, open_checkpoint
-from phasesplit.engine.packed import PackedModel, Precision, packed_model
-from phasesplit.engine.panels import Matrix, multiply
-from phasesplit.engine.tiny import TinySizes, write_tiny_model
+from phasesplit.engine.fetch import TinySizes, write_tiny_model
+from phasesplit.engine.packed import Matrix, PackedModel, Precision, multiply, packed_model
 from phasesplit.errors import SpecError
 
 

@@ -8,10 +8,10 @@ import pytest
 from numba.core.errors import TypingError
 from numpy.typing import NDArray
 
-from phasesplit.engine.blocks import KINDS, Tensor, tensor_from_values
 from phasesplit.engine.kernels import IS_COMPILED, plain
-from phasesplit.engine.panels import KINDS as PANEL_KINDS
-from phasesplit.engine.panels import Matrix, Panels, multiply, pack
+from phasesplit.engine.packed import PANEL_KINDS as PANEL_KINDS
+from phasesplit.engine.packed import Matrix, Panels, multiply, pack
+from phasesplit.engine.quant_blocks import KINDS, Tensor, tensor_from_values
 from phasesplit.errors import SpecError
 
 Values = NDArray[np.float32]
@@ -115,7 +115,7 @@ def test_packing_in_pieces_is_packing_whole(monkeypatch: pytest.MonkeyPatch) -> 
     """A large vocabulary would lose or repeat rows where one piece ends and the next begins."""
     tensors = [random_tensor("Q4_1", rows, 64, seed=rows) for rows in (100, 90, 3)]
     whole = pack(*tensors)[0].data
-    monkeypatch.setattr("phasesplit.engine.panels._ROWS_AT_ONCE", 64)
+    monkeypatch.setattr("phasesplit.engine.packed._ROWS_AT_ONCE", 64)
     assert pack(*tensors)[0].data.tobytes() == whole.tobytes()
 
 

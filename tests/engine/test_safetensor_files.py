@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasesplit.engine.safetensor_files import gguf_name, read_json, read_safetensors, safetensors_paths
+from phasesplit.engine.checkpoint import gguf_name, read_json, read_safetensors, safetensors_paths
 from phasesplit.errors import SpecError
 
 

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from phasesplit.engine.draw import drawn, uniform
-from phasesplit.engine.history import History
-from phasesplit.engine.logprobs import nth_largest, scored
-from phasesplit.engine.sampling import Sampling, sample
+from phasesplit.engine.sampling import History, Sampling, drawn, nth_largest, sample, scored, uniform
 
 VOCAB = 1000
 EMPTY = History([])

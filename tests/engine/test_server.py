@@ -8,16 +8,26 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from phasesplit.engine.events import Event, Failed, Finished, KvLeft, KvReady, PromptScored, Refused, Started, Token
+from phasesplit.engine.engine_events import (
+    Event,
+    Failed,
+    Finished,
+    KvLeft,
+    KvReady,
+    PromptScored,
+    Refused,
+    Started,
+    Token,
+)
 from phasesplit.engine.facts import EngineFacts
+from phasesplit.engine.fetch import tiny_vocabulary
 from phasesplit.engine.server import worker_app
 from phasesplit.engine.server_worker import Worker
 from phasesplit.engine.thread import EngineThread
-from phasesplit.engine.tiny import tiny_vocabulary
 from phasesplit.engine.tokens import tokenizer_from_gguf
 from phasesplit.engine.wire import Served, WorkerRequest
 from phasesplit.protocol.asgi import LARGEST_BODY_BYTES
-from phasesplit.protocol.worker import PromptTimes, Scored
+from phasesplit.protocol.worker import PrefillTimes, Scored
 
 EPOCH = 7
 ADDRESS = {"boot_id": "b", "unix": None, "tcp": ["127.0.0.1", 1]}
@@ -199,12 +209,12 @@ def test_the_first_token_tells_how_long_its_prompt_took(stream: bool) -> None:
     async def test() -> None:
         bench = Bench()
         call = await bench.complete(stream=stream)
-        bench.thread.say(Started(), Token(Scored(40), PromptTimes(0.25, 1.5)), token(41), Finished("length"))
+        bench.thread.say(Started(), Token(Scored(40), PrefillTimes(0.25, 1.5)), token(41), Finished("length"))
         await asyncio.wait_for(call.task, 30)
         told = (
             [line.get("phasesplit") for line in call.events()[:-1]] if stream else [json.loads(call.body)["phasesplit"]]
         )
-        assert told == [{"queued_s": 0.25, "prompt_s": 1.5}, None][: len(told)]
+        assert told == [{"queued_s": 0.25, "prefill_s": 1.5}, None][: len(told)]
 
     run(test)
 
@@ -258,13 +268,13 @@ def test_a_refusal_has_its_status(status: int, kind: str) -> None:
     ("transfer", "stream", "before"),
     [
         pytest.param(None, False, (), id="whole, queued"),
-        pytest.param(None, False, (Started(), token(40)), id="whole, in the token phase"),
+        pytest.param(None, False, (Started(), token(40)), id="whole, in the decode phase"),
         pytest.param(None, True, (Started(), token(40)), id="whole, streaming"),
-        pytest.param(SENDS, False, (), id="prompt leg, queued"),
-        pytest.param(SENDS, False, (Started(),), id="prompt leg, in the prompt phase"),
-        pytest.param(TAKES, True, (), id="token leg, waiting for KV"),
-        pytest.param(TAKES, True, (KvReady(),), id="token leg, KV here"),
-        pytest.param(TAKES, True, (KvReady(), token(40)), id="token leg, streaming"),
+        pytest.param(SENDS, False, (), id="prefill leg, queued"),
+        pytest.param(SENDS, False, (Started(),), id="prefill leg, in the prefill phase"),
+        pytest.param(TAKES, True, (), id="decode leg, waiting for KV"),
+        pytest.param(TAKES, True, (KvReady(),), id="decode leg, KV here"),
+        pytest.param(TAKES, True, (KvReady(), token(40)), id="decode leg, streaming"),
     ],
 )
 def test_a_closed_connection_aborts_in_every_state(
@@ -287,7 +297,7 @@ def test_a_closed_connection_aborts_in_every_state(
 
 
 def test_a_prompt_legs_kv_stays_after_its_answer() -> None:
-    """The KV would be thrown away before it has left: every answer of a prompt leg closes its connection."""
+    """The KV would be thrown away before it has left: every answer of a prefill leg closes its connection."""
 
     async def test() -> None:
         bench = Bench()
@@ -305,7 +315,7 @@ def test_a_prompt_legs_kv_stays_after_its_answer() -> None:
 
 
 def test_an_abort_by_key_reaches_the_engine_and_is_told_once() -> None:
-    """KV that waits to leave after the prompt leg's answer could not be given up, or be given up twice."""
+    """KV that waits to leave after the prefill leg's answer could not be given up, or be given up twice."""
 
     async def test() -> None:
         bench = Bench()
@@ -324,7 +334,7 @@ def test_an_abort_by_key_reaches_the_engine_and_is_told_once() -> None:
 
 
 def test_events_tell_what_happens_to_keys() -> None:
-    """The gateway's ledger would book prompt phases and transfers at other times than they happen, or never."""
+    """The gateway's ledger would book prefill phases and transfers at other times than they happen, or never."""
 
     async def test() -> None:
         bench = Bench()
@@ -336,7 +346,7 @@ def test_events_tell_what_happens_to_keys() -> None:
         await listening.settle()
         first, *others = [json.loads(line) for line in listening.body.splitlines()]
         assert first["facts"]["name"] == "w"
-        assert others == [{"prompt_started": "r.0"}, {"gone": "r.0", "why": "peer gone"}, {"kv_left": "r.0"}]
+        assert others == [{"prefill_started": "r.0"}, {"gone": "r.0", "why": "peer gone"}, {"kv_left": "r.0"}]
         listening.hang_up()
         await asyncio.wait_for(listening.task, 30)
         assert not bench.worker.feed.has_listener
@@ -346,7 +356,7 @@ def test_events_tell_what_happens_to_keys() -> None:
 
 def test_facts_come_at_a_beat(monkeypatch: pytest.MonkeyPatch) -> None:
     """A healthy worker that has nothing to do would look dead."""
-    monkeypatch.setattr("phasesplit.engine.server_feed.BEAT_S", 0.01)
+    monkeypatch.setattr("phasesplit.engine.server_worker.BEAT_S", 0.01)
 
     async def test() -> None:
         bench = Bench()

@@ -10,18 +10,18 @@ import pytest
 from numpy.typing import NDArray
 
 from engine_machines import TINY, Heard, Machine, Pair, StandIn, asked, served, served_split, turn, turn_until
-from phasesplit.engine.batch import Batch
 from phasesplit.engine.checkpoint import open_checkpoint
-from phasesplit.engine.events import Failed, Finished, KvLeft, KvReady, Refused, Started, Token
+from phasesplit.engine.engine_events import Failed, Finished, KvLeft, KvReady, Refused, Started, Token
 from phasesplit.engine.forward import Forward
+from phasesplit.engine.iteration import Batch
 from phasesplit.engine.packed import packed_model
 from phasesplit.engine.sampling import Sampling
+from phasesplit.kv_transfer.messages import TransferTimeouts
+from phasesplit.kv_transfer.transfer_states import Arrival, Departure
 from phasesplit.protocol.worker import Address, SendKv, TakeKv
-from phasesplit.scheduling.rules import Batching
-from phasesplit.transfer.states import Arrival, Departure
-from phasesplit.transfer.timing import Patience
+from phasesplit.scheduler.rules import Batching
 
-SHORT = Patience(lease_s=0.3, heartbeat_s=0.02, answer_s=0.3, transfer_s=1.0)
+SHORT = TransferTimeouts(lease_s=0.3, heartbeat_s=0.02, answer_s=0.3, transfer_s=1.0)
 LENGTHS = (1, 31, 32, 33, 63, 64, 65, 95, 96, 97, 150)
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0, logprobs=3),
@@ -51,16 +51,16 @@ def prompt(tokens: int, seed: int = 0) -> list[int]:
     return np.random.default_rng([tokens, seed]).integers(3, 300, tokens).tolist()
 
 
-def demand_equal(whole: Heard, prompt_leg: Heard, token_leg: Heard) -> None:
+def require_equal(whole: Heard, prefill_leg: Heard, decode_leg: Heard) -> None:
     """Fail unless both legs together are the whole."""
-    assert not prompt_leg.bad
-    assert not token_leg.bad
-    assert token_leg.tokens == whole.tokens
-    assert prompt_leg.tokens == whole.tokens[:1]
-    assert token_leg.finished == whole.finished
-    assert prompt_leg.scores == whole.scores
-    first = next(event for event in prompt_leg.events if isinstance(event, Token))
-    taken = next(event for event in token_leg.events if isinstance(event, Token))
+    assert not prefill_leg.bad
+    assert not decode_leg.bad
+    assert decode_leg.tokens == whole.tokens
+    assert prefill_leg.tokens == whole.tokens[:1]
+    assert decode_leg.finished == whole.finished
+    assert prefill_leg.scores == whole.scores
+    first = next(event for event in prefill_leg.events if isinstance(event, Token))
+    taken = next(event for event in decode_leg.events if isinstance(event, Token))
     assert first.times is not None
     assert taken.times == first.times, "both legs tell how long the prompt took: one of the answers may come late"
 
@@ -80,11 +80,11 @@ def test_lengths_around_the_block_size(
         for number, tokens in enumerate(LENGTHS):
             request = asked(prompt(tokens), 5, SAMPLINGS["greedy"], prompt_logprobs=1 if number % 3 == 0 else None)
             legs = Heard(), Heard()
-            pair.submit_token(request, f"r{number}", legs[1])
+            pair.submit_decode(request, f"r{number}", legs[1])
             turn(*pair.machines)
-            pair.submit_prompt(request, f"r{number}", legs[0])
+            pair.submit_prefill(request, f"r{number}", legs[0])
             pair.run_until(lambda legs=legs: legs[0].has(KvLeft) and legs[1].finished is not None)
-            demand_equal(served(alone, request), *legs)
+            require_equal(served(alone, request), *legs)
         pair.settle()
         sent = pair.prompt.engine.facts()
         assert sent.layerwise + sent.serialized == len(LENGTHS)
@@ -102,7 +102,7 @@ def test_every_way_of_choosing_tokens(model: dict[str, Any], name: str, max_toke
     with Pair(**model) as pair:
         for number in range(3):
             request = asked(prompt(40, number), max_tokens, sampling, stop=("qz", "ab"))
-            demand_equal(served(alone, request), *served_split(pair, request, f"r{number}"))
+            require_equal(served(alone, request), *served_split(pair, request, f"r{number}"))
         pair.settle()
 
 
@@ -124,7 +124,7 @@ def test_an_output_goes_on_elsewhere_as_if_it_had_never_stopped(model: dict[str,
                 rest = served(alone, going_on)
                 assert [*whole.tokens[:resumed], *rest.tokens] == whole.tokens
                 assert rest.finished == whole.finished
-                demand_equal(rest, *served_split(pair, going_on, f"r{resumed}"))
+                require_equal(rest, *served_split(pair, going_on, f"r{resumed}"))
 
 
 @pytest.mark.parametrize("threshold_tokens", [0, 60])
@@ -147,7 +147,7 @@ def test_many_at_once(model: dict[str, Any], batching: Batching, threshold_token
         assert pair.token.engine.facts().evictions > 0
         alone = Machine(**model)
         for key, request in requests.items():
-            demand_equal(served(alone, request), *legs[key])
+            require_equal(served(alone, request), *legs[key])
 
 
 def test_events_of_both_legs() -> None:
@@ -169,7 +169,7 @@ def test_prompt_that_began_before_its_offer_came() -> None:
         def offered_in_mid_pass(batch: Batch, after_layer: Callable[[int], None]) -> NDArray[np.float32]:
             def after(layer: int) -> None:
                 if layer == 1:
-                    pair.submit_token(request, "late", legs[1])
+                    pair.submit_decode(request, "late", legs[1])
                     for _ in range(5):
                         turn(pair.token)
                         pair.prompt.endpoint.poll()
@@ -179,9 +179,9 @@ def test_prompt_that_began_before_its_offer_came() -> None:
             return run(batch, after)
 
         pair.prompt.forward.run = offered_in_mid_pass
-        pair.submit_prompt(request, "late", legs[0])
+        pair.submit_prefill(request, "late", legs[0])
         pair.run_until(lambda: legs[0].has(KvLeft) and legs[1].finished is not None)
-        demand_equal(served(Machine(), request), *legs)
+        require_equal(served(Machine(), request), *legs)
         assert states == [Departure.AWAITED, Departure.OPEN]
         assert pair.prompt.engine.facts().layerwise == 1
 
@@ -215,24 +215,24 @@ def test_aborts_at_random_leave_nothing(seed: int, way: str) -> None:
         pair.settle()
         alone = Machine()
         for key in requests.keys() - doomed:
-            demand_equal(served(alone, requests[key]), *legs[key])
+            require_equal(served(alone, requests[key]), *legs[key])
         for key in doomed:
             assert legs[key][0].events[-1] == KvLeft()
 
 
 def test_blocks_that_are_still_written_to_stay_booked() -> None:
-    """Room would be promised to others while the prompt machine may still write there."""
+    """Room would be promised to others while the prefill machine may still write there."""
     with Pair(threshold_tokens=0, batch_prompt_tokens=32) as pair:
         legs = Heard(), Heard()
-        pair.submit_token(asked(prompt(150), 5), "r", legs[1])
+        pair.submit_decode(asked(prompt(150), 5), "r", legs[1])
         turn(*pair.machines)
-        pair.submit_prompt(asked(prompt(150), 5), "r", legs[0])
+        pair.submit_prefill(asked(prompt(150), 5), "r", legs[0])
         pair.run_until(lambda: pair.token.endpoint.incoming.state("r") is Arrival.RECEIVING)
         pair.token.engine.abort("r")
         facts = pair.token.engine.facts()
         assert (facts.held, facts.used_blocks) == ({"r": 5}, 5)
         again = Heard()
-        pair.submit_token(asked(prompt(150), 5), "r", again)
+        pair.submit_decode(asked(prompt(150), 5), "r", again)
         turn(pair.token)
         assert again.bad[0].status == 409
         pair.settle()
@@ -242,9 +242,9 @@ def test_blocks_that_are_still_read_stay_booked() -> None:
     """Another prompt would be computed into blocks that are still on their way out."""
     with Pair("tcp", threshold_tokens=0) as pair:
         legs = Heard(), Heard()
-        pair.submit_token(asked(prompt(150), 5), "r", legs[1])
+        pair.submit_decode(asked(prompt(150), 5), "r", legs[1])
         turn(*pair.machines)
-        pair.submit_prompt(asked(prompt(150), 5), "r", legs[0])
+        pair.submit_prefill(asked(prompt(150), 5), "r", legs[0])
         may_free = pair.prompt.endpoint.outgoing.may_free
         pair.prompt.endpoint.outgoing.may_free = lambda _: False
         pair.run_until(lambda: pair.prompt.endpoint.outgoing.state("r") not in (Departure.AWAITED, Departure.OFFERED))
@@ -271,7 +271,7 @@ def test_prompt_machine_is_gone(way: str, turns: int) -> None:
         pair.prompt.close()
         turn_until(lambda: all(one.finished or one.bad for one in heard), pair.token)
         turn_until(lambda: not pair.token.engine.facts().held, pair.token)
-        pair.token.demand_empty()
+        pair.token.require_empty()
         alone = Machine()
         for number, one in enumerate(heard):
             whole = served(alone, asked(prompt(150, number), 40))
@@ -282,7 +282,7 @@ def test_prompt_machine_is_gone(way: str, turns: int) -> None:
 @pytest.mark.parametrize("way", ["shared-memory", "tcp"])
 @pytest.mark.parametrize("turns", range(7))
 def test_token_machine_is_gone(way: str, turns: int) -> None:
-    """The prompt machine would keep KV for a machine that is gone, or take its neighbours down with it."""
+    """The prefill machine would keep KV for a machine that is gone, or take its neighbours down with it."""
     with Pair(way, threshold_tokens=0, batch_prompt_tokens=32, patience=SHORT) as pair:
         heard = [pair.submit(asked(prompt(150, n), 400), f"r{n}")[0] for n in range(3)]
         whole = Heard()
@@ -291,26 +291,26 @@ def test_token_machine_is_gone(way: str, turns: int) -> None:
             turn(*pair.machines)
         pair.token.close()
         turn_until(lambda: all(one.has(KvLeft) for one in heard) and whole.finished is not None, pair.prompt)
-        pair.prompt.demand_empty()
+        pair.prompt.require_empty()
         assert whole.ids == served(Machine(), asked(prompt(50), 20)).ids
 
 
 def test_prompt_that_never_comes_is_given_up() -> None:
-    """A token machine would hold room for ever for a prompt machine that stays silent."""
-    patience = Patience(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)
+    """A decode machine would hold room for ever for a prefill machine that stays silent."""
+    patience = TransferTimeouts(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)
     with Pair(patience=patience) as pair:
         heard = Heard()
-        pair.submit_token(asked(prompt(40), 4), "silent", heard)
+        pair.submit_decode(asked(prompt(40), 4), "silent", heard)
         turn_until(lambda: bool(heard.bad), pair.token)
         turn_until(lambda: not pair.token.engine.facts().held, pair.token)
-        pair.token.demand_empty()
+        pair.token.require_empty()
 
 
 def test_offer_that_never_comes_is_given_up() -> None:
-    """A prompt machine would keep KV for ever for a token machine that never offers room."""
-    with Pair(patience=Patience(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)) as pair:
+    """A prefill machine would keep KV for ever for a decode machine that never offers room."""
+    with Pair(patience=TransferTimeouts(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)) as pair:
         heard = Heard()
-        pair.submit_prompt(asked(prompt(40), 4), "silent", heard)
+        pair.submit_prefill(asked(prompt(40), 4), "silent", heard)
         pair.run_until(lambda: heard.has(KvLeft))
         assert [type(event) for event in heard.events] == [Started, Token, Finished, Failed, KvLeft]
         pair.settle()
@@ -322,7 +322,7 @@ def test_stale_peer_is_refused() -> None:
         served_split(pair, asked(prompt(10), 2), "first")
         pair.token.epoch = 4
         heard = Heard()
-        pair.submit_prompt(asked(prompt(10), 2), "second", heard)
+        pair.submit_prefill(asked(prompt(10), 2), "second", heard)
         turn(*pair.machines)
         assert isinstance(heard.bad[0], Refused)
         assert heard.bad[0].status == 409
@@ -334,19 +334,19 @@ def test_known_prefixes_make_room_for_what_arrives() -> None:
         served(pair.token, asked(prompt(290), 2))
         assert pair.token.engine.facts().kept_blocks == 9
         request = asked(prompt(150), 5)
-        demand_equal(served(Machine(), request), *served_split(pair, request))
+        require_equal(served(Machine(), request), *served_split(pair, request))
         pair.settle()
 
 
 def test_prompt_evicted_while_its_kv_leaves_fails() -> None:
-    """Blocks would be given to others while the token machine still reads the prompt's KV from them."""
+    """Blocks would be given to others while the decode machine still reads the prompt's KV from them."""
     with Pair(blocks=7, batch_prompt_tokens=16, threshold_tokens=0) as pair:
         whole, legs, request = Heard(), (Heard(), Heard()), asked(prompt(150), 20)
         pair.prompt.engine.submit("whole", asked(prompt(56), 100), whole)
         pair.run_until(lambda: len(whole.ids) > 1)
-        pair.submit_token(request, "r", legs[1])
+        pair.submit_decode(request, "r", legs[1])
         turn(*pair.machines)
-        pair.submit_prompt(request, "r", legs[0])
+        pair.submit_prefill(request, "r", legs[0])
         pair.run_until(lambda: whole.finished is not None and bool(legs[0].bad) and bool(legs[1].bad))
         assert "memory ran out" in legs[0].bad[0].why
         assert not legs[1].ids
@@ -356,7 +356,7 @@ def test_prompt_evicted_while_its_kv_leaves_fails() -> None:
 
 @pytest.mark.parametrize("note", [b"", b"[1]", b"[300, null, []]", b"[true, 0.5, 7]", b"\xff", b"{}"])
 def test_first_token_that_is_none_fails(note: bytes) -> None:
-    """A defect of the prompt machine would end the token machine's engine, or become text."""
+    """A defect of the prefill machine would end the decode machine's engine, or become text."""
     with Pair() as pair:
         send = pair.prompt.endpoint.outgoing.note
         pair.prompt.endpoint.outgoing.note = lambda key, _: send(key, note)
@@ -372,12 +372,12 @@ def test_machines_full_of_kv_for_each_other_go_on() -> None:
     with Pair(blocks=6, clock=lambda: now_s[0]) as pair:
         first, second, third = Heard(), Heard(), Heard()
         request = asked(prompt(150), 5)
-        pair.submit_prompt(request, "there", first)
+        pair.submit_prefill(request, "there", first)
         where = pair.prompt.endpoint.address
         back = SendKv("back", "p", 1, Address(where["boot_id"], where["unix"], None))
         pair.token.engine.submit("back", replace(request, max_tokens=1, transfer=back), second)
         pair.run_until(lambda: bool(first.ids) and bool(second.ids))
-        pair.submit_token(request, "there", third)
+        pair.submit_decode(request, "there", third)
         pair.prompt.engine.submit("back", replace(request, transfer=TakeKv("back", "t", 1)), Heard())
         for _ in range(20):
             turn(*pair.machines)
@@ -392,11 +392,11 @@ def test_machines_full_of_kv_for_each_other_go_on() -> None:
 
 
 def test_known_prefix_leaves_too() -> None:
-    """The token machine would miss the KV that the prompt machine had not computed again."""
+    """The decode machine would miss the KV that the prefill machine had not computed again."""
     start = prompt(100)
     with Pair(prefix_identity=b"tiny", threshold_tokens=0, batch_prompt_tokens=48) as pair:
         for number in range(4):
             request = asked(start + prompt(30 * number, number), 5)
-            demand_equal(served(Machine(), request), *served_split(pair, request, f"r{number}"))
+            require_equal(served(Machine(), request), *served_split(pair, request, f"r{number}"))
         assert sum(pair.prompt.forward.rows) < 100 + 130 + 160 + 190 - 3 * 96 + 1
         pair.settle()

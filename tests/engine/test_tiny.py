@@ -6,8 +6,8 @@ import pytest
 
 from obvious_forward import obvious_logits
 from phasesplit.engine.checkpoint import open_checkpoint
-from phasesplit.engine.gguf_writer import WRITABLE
-from phasesplit.engine.tiny import TinySizes, tiny_vocabulary, write_tiny_model
+from phasesplit.engine.fetch import TinySizes, tiny_vocabulary, write_tiny_model
+from phasesplit.engine.gguf import WRITABLE
 
 
 def test_same_seed_same_bytes(tmp_path: Path, tiny_path: Path) -> None:

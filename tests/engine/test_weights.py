@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasesplit.engine.blocks import KINDS, Tensor, tensor_from_values
+from phasesplit.engine.checkpoint import Weights, file_digest, rotate_half_rows, weights_from_tensors
 from phasesplit.engine.config import ModelConfig, config_from_gguf
+from phasesplit.engine.fetch import TinySizes, write_tiny_model
 from phasesplit.engine.gguf import open_gguf
-from phasesplit.engine.tiny import TinySizes, write_tiny_model
-from phasesplit.engine.weights import Weights, file_digest, rotate_half_rows, weights_from_tensors
+from phasesplit.engine.quant_blocks import KINDS, Tensor, tensor_from_values
 from phasesplit.errors import SpecError
 
 Parts = tuple[ModelConfig, dict[str, Tensor]]

@@ -44,7 +44,7 @@ def through_the_gateway(fields: dict[str, Any]) -> dict[str, WorkerRequest]:
     body = orjson.dumps({"model": "m"} | ({} if "messages" in fields else {"prompt": [5, 6]}) | fields)
     request = parsed_chat(body, limits) if "messages" in fields else parsed_completion(body, limits)
     most = 50 if request.most_tokens is None else request.most_tokens
-    legs = split_legs(request, 0, [5, 6], most_tokens=most, seed=SEED, prompt_transfer=TO, token_transfer=FROM)
+    legs = split_legs(request, 0, [5, 6], most_tokens=most, seed=SEED, prefill_transfer=TO, decode_transfer=FROM)
     bodies = {
         "prompt": legs.prompt,
         "token": legs.token,
@@ -130,7 +130,7 @@ def test_chat_fields_are_honoured() -> None:
 
 
 def test_echo_scores_the_prompt_on_one_machine() -> None:
-    """An echoed prompt would come without its log-probabilities, or the token machine compute the prompt again."""
+    """An echoed prompt would come without its log-probabilities, or the decode machine compute the prompt again."""
     found = through_the_gateway({"echo": True, "logprobs": 3})
     assert {leg: request.wants_prompt_logprobs for leg, request in found.items()} == {
         "prompt": 3, "token": None, "whole": 3,
@@ -233,11 +233,11 @@ def test_transfers_arrive() -> None:
 
 def test_stale_epoch_is_refused() -> None:
     """An order meant for a worker that has died would be taken by its successor."""
-    parsed().demand_epoch(9)
+    parsed().require_epoch(9)
     stale = parsed(kv_transfer_params=FROM)
-    stale.demand_epoch(4)
+    stale.require_epoch(4)
     with pytest.raises(RequestError, match="got 4, this worker is in epoch 5") as caught:
-        stale.demand_epoch(5)
+        stale.require_epoch(5)
     assert caught.value.status == 409
 
 

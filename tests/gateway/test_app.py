@@ -7,8 +7,7 @@ import pytest
 
 from gateways import CHATS, COMPLETIONS, Rig, play, settle
 from phasesplit.gateway.gateway import Keys
-from phasesplit.gateway.keys import key_digest
-from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.limits import Limits, key_digest
 
 PAIRS = [
     pytest.param((("p", "prefill"), ("t", "decode")), id="split"),
@@ -34,7 +33,7 @@ def test_completion(pools: Any) -> None:
                 {"text": "fghi", "index": 0, "logprobs": None, "finish_reason": "length", "stop_reason": None}
             ]
             assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -50,7 +49,7 @@ def test_stream(pools: Any) -> None:
             assert [chunk["choices"][0]["text"] for chunk in chunks] == ["f", "g", "h", "i"]
             assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "length"]
             assert (used["choices"], used["usage"]["completion_tokens"], done) == ([], 4, "[DONE]")
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -74,7 +73,7 @@ def test_chat() -> None:
 @pytest.mark.parametrize("pools", PAIRS)
 @pytest.mark.parametrize(("most", "text"), [(0, ""), (1, "f"), (2, "fg")])
 def test_few_tokens(pools: Any, most: int, text: str) -> None:
-    """The one-token prompt leg would show in requests for zero, one or two tokens."""
+    """The one-token prefill leg would show in requests for zero, one or two tokens."""
 
     async def scenario() -> None:
         async with Rig(pools) as rig:
@@ -84,7 +83,7 @@ def test_few_tokens(pools: Any, most: int, text: str) -> None:
             streamed = await rig.complete(max_tokens=most, stream=True).answer()
             assert (streamed.text, streamed.events[-1]) == (text, "[DONE]")
             assert streamed.events[-2]["choices"][0]["finish_reason"] == "length"
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -138,14 +137,14 @@ def test_stops(fields: dict[str, Any], text: str, reason: Any, tokens: int, stre
             assert (found, last["stop_reason"], len(ids)) == (text, reason, tokens)
             assert last["finish_reason"] == ("length" if reason is None else "stop")
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 1), ("a", 2), ("ab", 3)])
 def test_end_of_text(text: str, tokens: int) -> None:
-    """The end of the text would not end the answer, as first token above all: the token machine would wait for ever."""
+    """The end of the text would not end the answer, least of all as first token: the decode machine would wait."""
 
     async def scenario() -> None:
         async with Rig(rule=spelled(text)) as rig:
@@ -155,7 +154,7 @@ def test_end_of_text(text: str, tokens: int) -> None:
             ended = rig.gateway.dispatcher.leases.ended
             assert {str(reason) for reason in ended} == {"completed"}
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -280,7 +279,7 @@ def test_wrong_requests(path: str, body: Any, status: int, param: str | None) ->
             assert (call.status, call.json["error"]["type"]) == (status, "invalid_request_error")
             assert call.json["error"]["param"] == param
             assert not rig.workers["p"].seen
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -320,7 +319,7 @@ def test_slow_bodies_are_given_up() -> None:
             call = rig.call(COMPLETIONS, [b"{"])
             call.is_slow = True
             assert (await call.answer()).status == 408
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -461,7 +460,7 @@ def test_server_that_ends_at_once_still_answers() -> None:
             call.cancel()
             await settle()
             assert (call.status, call.json["error"]["code"]) == (503, "no_capacity")
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -481,6 +480,6 @@ def test_draining_ends_what_is_late() -> None:
             await settle()
             assert "error" in call.events[-1]
             assert task.done()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())

@@ -7,7 +7,7 @@ import pytest
 from gateways import SPLIT, Rig, play, settle
 from phasesplit.errors import RequestError
 from phasesplit.gateway.gateway import Keys
-from phasesplit.gateway.keys import key_digest
+from phasesplit.gateway.limits import key_digest
 
 
 def state_of(rig: Rig, name: str) -> str:
@@ -50,7 +50,7 @@ def test_silent_machine_gives_up_its_requests() -> None:
             await call.answer()
             assert (call.status, rig.records[0]["attempts"]) == (200, 2)
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -246,7 +246,7 @@ def test_kv_that_nobody_owns_is_dropped() -> None:
             rig.workers["t"].held["old.1"] = 3
             await rig.pass_time(1.0)
             assert rig.workers["t"].aborted[0] == "old.1"
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -301,7 +301,7 @@ def test_debug_pages_show_a_request_and_its_leases() -> None:
             call = rig.complete(stream=True)
             await settle()
             (shown,) = (await rig.call("/debug/requests").answer()).json["requests"]
-            assert (shown["state"], shown["has_content"], shown["prompt_machine"]) == ("transferring", True, "p")
+            assert (shown["state"], shown["has_content"], shown["prefill_machine"]) == ("transferring", True, "p")
             leases = (await rig.call("/debug/kv").answer()).json
             assert {lease["machine"] for lease in leases["leases"]} == {"p", "t"}
             rig.workers["p"].go("send")
@@ -348,7 +348,7 @@ def test_prompts_without_end_are_turned_away() -> None:
                 worker.go("prompt")
             for call in calls:
                 await call.answer()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 

@@ -9,8 +9,8 @@ import pytest
 from doubles.codec import END
 from gateways import TWICE, Call, Rig, play, settle
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.stages import intervals
-from phasesplit.gateway.states import State
+from phasesplit.gateway.meters import intervals
+from phasesplit.gateway.request_states import RequestState
 
 UNSPLIT = (("u1", "unsplit"), ("u2", "unsplit"), ("u3", "unsplit"))
 THRICE = (("p1", "prefill"), ("p2", "prefill"), ("t1", "decode"), ("t2", "decode"), ("t3", "decode"))
@@ -23,7 +23,7 @@ def speaks(text: str) -> Any:
 
 
 async def cut(rig: Rig, places: tuple[int, ...], **fields: Any) -> Call:
-    """Stream a completion, and kill the machine of its token phase before each of these tokens of its answer."""
+    """Stream a completion, and kill the machine of its decode phase before each of these tokens of its answer."""
     call = rig.complete(stream=True, **fields)
     stages = [f"token {place}" for place in places]
     for worker in rig.workers.values():
@@ -43,7 +43,7 @@ async def cut(rig: Rig, places: tuple[int, ...], **fields: Any) -> Call:
 
 
 async def held_stream(rig: Rig) -> Call:
-    """Begin a stream whose token machine holds its third token back, and those that could go on theirs."""
+    """Begin a stream whose decode machine holds its third token back, and those that could go on theirs."""
     for name in ("t1", "t2", "t3"):
         rig.workers[name].hold("token 3")
     call = rig.complete(stream=True, max_tokens=8)
@@ -102,19 +102,19 @@ def test_streams_go_on_without_a_seam(
             assert record["continued"] == record["attempts"] - 1 == rig.gateway.in_flight.meters.continued
             assert record["outcome"] == "completed"
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
 
-@pytest.mark.parametrize("state", [State.TRANSFERRING, State.WAITING, State.DECODING])
-def test_what_machines_are_told_of_an_output_that_goes_on(state: State) -> None:
+@pytest.mark.parametrize("state", [RequestState.TRANSFERRING, RequestState.WAITING, RequestState.DECODING])
+def test_what_machines_are_told_of_an_output_that_goes_on(state: RequestState) -> None:
     """Penalties, draws and bounds would begin again in the middle of an output."""
 
     async def scenario() -> None:
         async with Rig(TWICE) as rig:
-            place = {State.TRANSFERRING: 1, State.WAITING: 1, State.DECODING: 3}[state]
-            if state is State.TRANSFERRING:
+            place = {RequestState.TRANSFERRING: 1, RequestState.WAITING: 1, RequestState.DECODING: 3}[state]
+            if state is RequestState.TRANSFERRING:
                 for name in ("p1", "p2"):
                     rig.workers[name].hold("send")
             for name in ("t1", "t2"):
@@ -152,7 +152,7 @@ def test_attempts_of_a_stream_are_bounded() -> None:
             assert re.search(r"^phasesplit_continued_total 1.0$", page, re.MULTILINE)
             assert 'phasesplit_requests_total{outcome="token_lost"} 1.0' in page
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -174,7 +174,7 @@ def test_a_stream_does_not_wait_for_ever_for_a_machine() -> None:
             assert call.events[-1]["error"]["code"] == "worker_error"
             assert rig.records[0]["outcome"] == "deadline"
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -213,7 +213,7 @@ def test_a_continued_stream_keeps_its_first_instants() -> None:
     async def scenario() -> None:
         async with Rig(UNSPLIT) as rig:
             for worker in rig.workers.values():
-                worker.token_s = 1.0
+                worker.decode_s = 1.0
             call = rig.complete(stream=True, max_tokens=4)
             await rig.pass_time(1.5)
             victim = rig.gateway.in_flight.live[0].pair
@@ -247,7 +247,7 @@ def test_an_output_ends_where_it_would_have(pools: tuple[tuple[str, str], ...], 
             assert joined(call)[1] == reason
             assert (rig.records[0]["output_tokens"], rig.records[0]["continued"]) == (5, 1)
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -275,13 +275,13 @@ def test_what_a_broken_machine_says_behind_a_wrong_token_is_not_believed(stream:
             # What nobody has seen yet may be as wrong as the token: it is made anew.
             assert (rig.records[0]["attempts"], rig.records[0]["continued"]) == (2, int(stream))
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
 
 async def lose_all(rig: Rig) -> None:
-    """Kill all machines, that of the one request's token phase last."""
+    """Kill all machines, that of the one request's decode phase last."""
     pair = rig.gateway.in_flight.live[0].pair
     assert pair is not None
     for name in sorted(rig.workers, key=lambda name: name == pair.token):
@@ -319,7 +319,7 @@ def test_an_answer_that_is_not_streamed_goes_on_as_well() -> None:
             await rig.pass_time(41.0)
             assert (await lost.answer()).status == 502
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -330,20 +330,20 @@ def test_stages_of_an_output_that_went_on_before_its_kv_had_arrived() -> None:
     async def scenario() -> None:
         async with Rig(THRICE) as rig:
             for name in ("p1", "p2"):
-                rig.workers[name].prompt_s = 1.0
+                rig.workers[name].prefill_s = 1.0
                 rig.workers[name].hold("send")
             call = rig.complete(stream=True, max_tokens=6)
             await settle()
             await rig.pass_time(1.5)
             choice = rig.gateway.in_flight.live[0]
-            assert (choice.progress.state, choice.pair is not None) == (State.TRANSFERRING, True)
+            assert (choice.progress.state, choice.pair is not None) == (RequestState.TRANSFERRING, True)
             rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
             await rig.pass_time(2.0)
             for name in ("p1", "p2"):
                 rig.workers[name].go("send")
             await call.answer()
             record = rig.records[0]
-            assert [record[f"{name}_s"] for name in ("prompt_started", "first_token", "kv_ready")] == [0.0, 1.0, None]
+            assert [record[f"{name}_s"] for name in ("prefill_started", "first_token", "kv_ready")] == [0.0, 1.0, None]
             assert (record["second_token_s"], record["longest_gap_s"]) == (2.5, 1.5)
             found = intervals(record)
             assert found == {"queue": (0.0, 0.0), "prefill": (0.0, 1.0), "decode": (2.5, record["last_token_s"])}
@@ -373,7 +373,7 @@ def test_a_client_that_leaves_at_the_cut_leaves_nothing(others: tuple[tuple[str,
                 worker.go("token 2")
             await rig.pass_time(1.0)
             assert [record["outcome"] for record in rig.records] == ["client_gone"]
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
             assert rig.gateway.in_flight.queued == 0
 
     play(scenario())
@@ -381,7 +381,7 @@ def test_a_client_that_leaves_at_the_cut_leaves_nothing(others: tuple[tuple[str,
 
 @pytest.mark.parametrize("side", ["prompt", "token"])
 def test_the_pair_that_goes_on_may_be_lost_too(side: str) -> None:
-    """A second loss, in the prompt phase behind the first, would break the stream off or lose what was kept."""
+    """A second loss, in the prefill phase behind the first, would break the stream off or lose what was kept."""
 
     async def scenario() -> None:
         async with Rig(THRICE) as rig:
@@ -391,7 +391,7 @@ def test_the_pair_that_goes_on_may_be_lost_too(side: str) -> None:
                 rig.workers[name].hold("prompt")
             rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
             await settle()
-            assert (choice.progress.state, choice.progress.attempts) == (State.PREFILLING, 2)
+            assert (choice.progress.state, choice.progress.attempts) == (RequestState.PREFILLING, 2)
             pair = choice.pair
             assert pair is not None
             rig.workers[pair.prompt if side == "prompt" else pair.token].die()
@@ -403,7 +403,7 @@ def test_the_pair_that_goes_on_may_be_lost_too(side: str) -> None:
             assert joined(call)[:2] == ("fghijklm", "length")
             assert (rig.records[0]["attempts"], rig.records[0]["continued"]) == (3, 2)
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -431,8 +431,8 @@ def test_a_machine_that_is_lost_while_it_drains_costs_a_pause(order: str) -> Non
             await rig.pass_time(0.5)
             await call.answer()
             assert joined(call)[:2] == ("fghijklm", "length")
-            assert (rig.records[0]["continued"], rig.records[0]["token_machine"] in (pair.token, spare)) == (1, False)
+            assert (rig.records[0]["continued"], rig.records[0]["decode_machine"] in (pair.token, spare)) == (1, False)
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())

@@ -9,27 +9,26 @@ import orjson
 import pytest
 
 from phasesplit.errors import SpecError
-from phasesplit.gateway.decisions import Decisions, Placed, header, warm
-from phasesplit.gateway.replay import Difference, replay
-from phasesplit.scheduling.ledger import PROMPT, TOKEN
-from phasesplit.scheduling.rules import Batching, Placement, Rules, Transfer
+from phasesplit.gateway.decisions import Decisions, Difference, Placed, header, replay, warm
+from phasesplit.scheduler.ledger import DECODE, PREFILL
+from phasesplit.scheduler.rules import Batching, Placement, Rules, Transfer
 
 
 def logged(rules: Rules | None = None) -> list[bytes]:
-    """Return the log of two machines and three requests, the third of which makes the token machine help out."""
+    """Return the log of two machines and three requests, the third of which makes the decode machine help out."""
     log: list[bytes] = []
     decisions = Decisions(rules or Rules(spill_tokens=150), 4, sink=log.append)
-    decisions.enlist("p", 0, PROMPT, 100)
-    decisions.enlist("t", 1, TOKEN, 100)
+    decisions.enlist("p", 0, PREFILL, 100)
+    decisions.enlist("t", 1, DECODE, 100)
     first = decisions.place("r0.1", 0.25, 100, 60, 28)
     assert first == Placed(0, 0, 1)
     second = decisions.place("r1.1", 0.5, 100, 60, 28)
     assert second is not None
-    decisions.begin_prompt(first.slot, 0.5)
-    decisions.end_prompt_phase(first.slot, 0.75)
+    decisions.begin_prefill(first.slot, 0.5)
+    decisions.end_prefill_phase(first.slot, 0.75)
     decisions.end_transfer(first.slot, 1.0)
     assert decisions.place("r2.1", 1.0, 5_000, 60, 28) is None
-    decisions.end_prompt_phase(second.slot, 1.25)
+    decisions.end_prefill_phase(second.slot, 1.25)
     decisions.end_request(first.slot, 1.5)
     decisions.end_request(second.slot, 1.5)
     decisions.retire(0)
@@ -48,13 +47,13 @@ def test_a_placement_tells_what_was_seen_and_what_came_out() -> None:
     """A person who asks why a request went where it went would find no answer in the log."""
     log = [orjson.loads(line) for line in logged()]
     names = log[0]["saw"]
-    assert log[1] == {"call": "enlist", "args": ["p", 0, PROMPT, 100]}
+    assert log[1] == {"call": "enlist", "args": ["p", 0, PREFILL, 100]}
     second = log[4]
     assert second["args"] == ["r1.1", 0.5, 100, 60, 28, []]
     seen = [dict(zip(names, machine, strict=True)) for machine in zip(*second["saw"], strict=True)]
     assert (seen[0]["machine"], seen[0]["pending_tokens"], seen[0]["waiting"]) == (0, 100, 1)
-    assert (seen[1]["pool"], seen[1]["committed_blocks"], seen[1]["token_requests"]) == (TOKEN, 8, 1)
-    assert (second["gives"], second["moved"]) == ([1, 1, 1], [[1, 2, TOKEN]])
+    assert (seen[1]["pool"], seen[1]["committed_blocks"], seen[1]["decode_requests"]) == (DECODE, 8, 1)
+    assert (second["gives"], second["moved"]) == ([1, 1, 1], [[1, 2, DECODE]])
     assert log[8]["gives"] is None
 
 
@@ -110,10 +109,10 @@ def test_last_line_that_a_crash_cut_off_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("number", "change"),
     [
-        (3, lambda line: line.update(args=["t", 4, TOKEN, 100])),
-        (3, lambda line: line.update(args=["t", 0, TOKEN, 100])),
+        (3, lambda line: line.update(args=["t", 4, DECODE, 100])),
+        (3, lambda line: line.update(args=["t", 0, DECODE, 100])),
         (3, lambda line: line.update(args=["t", 1, 4, 100])),
-        (3, lambda line: line.update(args=["t", 1, TOKEN, 0])),
+        (3, lambda line: line.update(args=["t", 1, DECODE, 0])),
         (4, lambda line: line.update(args=["r", 0.25, 1 << 31, 60, 28, []])),
         (4, lambda line: line.update(args=["r", 0, 100, 60, 28, []])),
         (4, lambda line: line.update(args=["r", 0.25, 100, 60, 28, [2]])),
@@ -143,7 +142,7 @@ def test_call_that_the_ledger_cannot_take_is_refused(number: int, change: Callab
         (lambda line: line.update(version=2), "version"),
         (lambda line: line.update(machines=0), "machines"),
         (lambda line: line.update(machines=1 << 40), "machines"),
-        (lambda line: line["rules"].update(prompt_placement="guess"), "rules"),
+        (lambda line: line["rules"].update(prefill_placement="guess"), "rules"),
         (lambda line: line["rules"].update(later=1), "rules"),
         (lambda line: line["rules"].update(published=True), "published"),
         (lambda line: line["rules"].update(block_tokens=3), "block_tokens"),
@@ -166,8 +165,8 @@ def test_file_that_is_no_log_is_refused(lines: list[bytes]) -> None:
 def test_rules_survive_the_log() -> None:
     """A replay would run under other rules than the cluster did."""
     rules = Rules(
-        prompt_placement=Placement.TWO_CHOICES,
-        token_placement=Placement.ROUND_ROBIN,
+        prefill_placement=Placement.TWO_CHOICES,
+        decode_placement=Placement.ROUND_ROBIN,
         batching=Batching.CHUNKED,
         transfer=Transfer.LAYERWISE,
         layerwise_from_tokens=7,
@@ -180,7 +179,7 @@ def test_rules_survive_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    "rules", [Rules.as_published(), Rules(prompt_placement=Placement.CUSTOM), Rules(token_placement=Placement.CUSTOM)]
+    "rules", [Rules.as_published(), Rules(prefill_placement=Placement.CUSTOM), Rules(decode_placement=Placement.CUSTOM)]
 )
 def test_rules_that_need_more_than_the_ledger_are_refused(rules: Rules) -> None:
     """A request would be left without a machine, or placed by queues that are not kept."""
@@ -194,5 +193,5 @@ def test_warming_up_makes_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phasesplit.gateway.decisions.Decisions", partial(Decisions, sink=log.append))
     warm(Rules())
     assert {orjson.loads(line).get("call") for line in log[1:]} == {
-        "enlist", "retire", "switch_off", "place", "begin_prompt", "end_prompt_phase", "end_transfer", "end_request",
+        "enlist", "retire", "switch_off", "place", "begin_prefill", "end_prefill_phase", "end_transfer", "end_request",
     }  # fmt: skip

@@ -8,11 +8,11 @@ import pytest
 from phasesplit.errors import GatewayError, RequestError, SpecError
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.estimates import Backlog
-from phasesplit.gateway.leases import Reason
+from phasesplit.gateway.leases import LeaseEnd
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.registry import BreakerRule, MachineView, Move
 from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
-from phasesplit.scheduling.rules import Rules
+from phasesplit.scheduler.rules import Rules
 
 
 def cluster_of(*homes: str, rules: Rules | None = None, moves: list[Move] | None = None) -> Dispatcher:
@@ -53,18 +53,18 @@ def test_pair_holds_blocks_on_both_sides_until_each_is_done() -> None:
     pair = opened(dispatcher)
     assert (pair.prompt, pair.token, pair.same) == ("prefill0", "decode1", False)
     assert blocks(dispatcher) == {"prefill0": 7, "decode1": 8}
-    assert dispatcher.prompt_started("r.1", 0.1)
+    assert dispatcher.prefill_started("r.1", 0.1)
     assert dispatcher.first_token("r.1", 0.2)
     assert blocks(dispatcher) == {"prefill0": 7, "decode1": 8}
     assert dispatcher.kv_ready("r.1", 0.3)
     assert blocks(dispatcher) == {"prefill0": 0, "decode1": 8}
-    assert dispatcher.ended("r.1", Reason.COMPLETED, 0.9, 28)
+    assert dispatcher.ended("r.1", LeaseEnd.COMPLETED, 0.9, 28)
     assert blocks(dispatcher) == {"prefill0": 0, "decode1": 0}
-    assert dispatcher.leases.ended == {Reason.COMPLETED: 2}
+    assert dispatcher.leases.ended == {LeaseEnd.COMPLETED: 2}
 
 
 def test_kv_that_overtakes_the_first_token_is_remembered() -> None:
-    """The prompt machine's blocks would be given back while it still computes, or never."""
+    """The prefill machine's blocks would be given back while it still computes, or never."""
     dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher)
     assert dispatcher.kv_ready("r.1", 0.1)
@@ -78,11 +78,14 @@ def test_word_that_comes_twice_or_late_changes_nothing() -> None:
     dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher)
     opened(dispatcher, "other.1")
-    for told in (dispatcher.prompt_started, dispatcher.first_token, dispatcher.kv_ready):
+    for told in (dispatcher.prefill_started, dispatcher.first_token, dispatcher.kv_ready):
         assert [told("r.1", 0.1), told("r.1", 0.2), told("unknown.1", 0.2)] == [True, False, False]
-    assert [dispatcher.ended("r.1", reason, 0.3) for reason in (Reason.CLIENT_GONE, Reason.COMPLETED)] == [True, False]
+    assert [dispatcher.ended("r.1", reason, 0.3) for reason in (LeaseEnd.CLIENT_GONE, LeaseEnd.COMPLETED)] == [
+        True,
+        False,
+    ]
     assert not any(
-        told("r.1", 0.4) for told in (dispatcher.prompt_started, dispatcher.first_token, dispatcher.kv_ready)
+        told("r.1", 0.4) for told in (dispatcher.prefill_started, dispatcher.first_token, dispatcher.kv_ready)
     )
     assert blocks(dispatcher) == {"prefill0": 7, "decode1": 8}
     assert dispatcher.leases.late == 0
@@ -96,7 +99,7 @@ def test_one_machine_for_both_phases_holds_one_lease() -> None:
     dispatcher.first_token("r.1", 0.1)
     dispatcher.kv_ready("r.1", 0.1)
     assert blocks(dispatcher) == {"unsplit0": 8}
-    dispatcher.ended("r.1", Reason.COMPLETED, 0.2)
+    dispatcher.ended("r.1", LeaseEnd.COMPLETED, 0.2)
     assert blocks(dispatcher) == {"unsplit0": 0}
 
 
@@ -114,7 +117,7 @@ def test_lost_machine_costs_only_the_requests_that_need_it() -> None:
     assert dispatcher.lost("decode1", 0.4) == (Lost("r0.1", "token"),)
     assert blocks(dispatcher) == {"prefill0": 0, "decode1": 0}
     assert dispatcher.leases.late == 0
-    assert not dispatcher.ended("r0.1", Reason.WORKER_LOST, 0.5)
+    assert not dispatcher.ended("r0.1", LeaseEnd.WORKER_LOST, 0.5)
 
 
 def test_restarted_machine_joins_with_a_higher_epoch_only() -> None:
@@ -128,7 +131,7 @@ def test_restarted_machine_joins_with_a_higher_epoch_only() -> None:
     assert dispatcher.join("decode1", 2, "decode", 500, 1.0) == (Lost("r.1", "token"),)
     assert dispatcher.heartbeat("decode1", 1, ["r.1"], 1.0) == frozenset()
     assert view_of(dispatcher, "decode1").epoch == 2
-    assert opened(dispatcher, "r.2", 1.1).token_epoch == 2
+    assert opened(dispatcher, "r.2", 1.1).decode_epoch == 2
 
 
 def test_machine_given_up_too_early_may_come_back() -> None:
@@ -159,7 +162,7 @@ def test_places_are_bounded_and_taken_over_from_the_gone() -> None:
     dispatcher.lost("prefill0", 1.0)
     dispatcher.join("new", 1, "prefill", 1_000, 1.0)
     assert opened(dispatcher, "s.1", 1.1).prompt == "new"
-    assert dispatcher.ended("r.1", Reason.COMPLETED, 2.0)
+    assert dispatcher.ended("r.1", LeaseEnd.COMPLETED, 2.0)
     assert blocks(dispatcher)["new"] == 7
 
 
@@ -204,7 +207,7 @@ def test_draining_machine_finishes_what_it_has() -> None:
     assert second.token != first.token
     assert not dispatcher.is_drained(first.token)
     dispatcher.first_token("r.1", 0.3)
-    dispatcher.ended("r.1", Reason.COMPLETED, 0.4)
+    dispatcher.ended("r.1", LeaseEnd.COMPLETED, 0.4)
     assert dispatcher.is_drained(first.token)
     dispatcher.undrain(first.token, 0.5)
     assert opened(dispatcher, "t.1", 0.6).token == first.token
@@ -214,7 +217,7 @@ def test_retry_avoids_the_machines_that_failed_it() -> None:
     """A request would spend its attempts on one broken machine."""
     dispatcher = cluster_of("prefill", "prefill", "decode")
     first = opened(dispatcher)
-    dispatcher.ended("r.1", Reason.WORKER_LOST, 0.1)
+    dispatcher.ended("r.1", LeaseEnd.WORKER_LOST, 0.1)
     for attempt in range(2, 6):
         again = opened(dispatcher, f"r.{attempt}", 0.1, avoid=(first.prompt,), is_retry=True)
         assert again.prompt != first.prompt
@@ -232,7 +235,7 @@ def test_paced_single_requests_spread() -> None:
     for number in range(20):
         pair = opened(dispatcher, f"r{number}.1", float(number))
         used.update((pair.prompt, pair.token))
-        dispatcher.ended(pair.key, Reason.COMPLETED, number + 0.5)
+        dispatcher.ended(pair.key, LeaseEnd.COMPLETED, number + 0.5)
     assert used == dict.fromkeys(("prefill0", "prefill1", "decode2", "decode3"), 10)
 
 
@@ -294,12 +297,12 @@ def test_single_long_prompt_is_let_through() -> None:
     """A prompt above the bound on the backlog could never be served, though the cluster idles."""
     dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher, prompt=15_900)
-    dispatcher.ended("r.1", Reason.COMPLETED, 1.0)
+    dispatcher.ended("r.1", LeaseEnd.COMPLETED, 1.0)
     assert dispatcher.pending_prompt_tokens == 0
 
 
 def test_static_pools_do_not_spill() -> None:
-    """An overloaded prompt pool would wreck the token machines' time between tokens though elasticity is off."""
+    """An overloaded prefill pool would wreck the decode machines' time between tokens though elasticity is off."""
     moves: list[Move] = []
     dispatcher = cluster_of("prefill", "decode", rules=Rules(elastic=False, spill_tokens=0), moves=moves)
     for number in range(100):
@@ -318,11 +321,11 @@ def test_machine_that_helps_out_is_told_and_told_to_go_home() -> None:
     assert view_of(dispatcher, "decode1").pool == "mixed"
     dispatcher.first_token("r1.1", 0.5)
     assert moves[-1] == Move("decode1", 1, 4, "decode", "decode")
-    assert dispatcher.moves() == {"prompt_to_mixed": 0, "token_to_mixed": 1, "returns": 1, "repurposed": 0}
+    assert dispatcher.moves() == {"prefill_to_mixed": 0, "decode_to_mixed": 1, "returns": 1, "repurposed": 0}
 
 
 def test_machine_long_in_the_mixed_pool_changes_its_home() -> None:
-    """A token machine that does prompts all the time would keep counting as one that is away."""
+    """A decode machine that does prompts all the time would keep counting as one that is away."""
     moves: list[Move] = []
     rules = Rules(spill_tokens=150, repurpose_after_s=10.0)
     dispatcher = cluster_of("prefill", "decode", "decode", rules=rules, moves=moves)
@@ -337,7 +340,7 @@ def test_machine_long_in_the_mixed_pool_changes_its_home() -> None:
 
 
 def test_degraded_cluster_says_so_and_counts() -> None:
-    """All prompts would run on the token machines and nobody know."""
+    """All prompts would run on the decode machines and nobody know."""
     dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher, "r0.1")
     assert (dispatcher.degraded, dispatcher.counts["degraded"]) == ((), 0)
@@ -364,13 +367,13 @@ def test_failing_machine_is_left_alone_then_tried_once() -> None:
     assert [pair.prompt for pair in pairs].count("prefill0") == 1
     probe = next(pair.key for pair in pairs if pair.prompt == "prefill0")
     dispatcher.failed("prefill0", 1.2)
-    dispatcher.ended(probe, Reason.WORKER_LOST, 1.2)
+    dispatcher.ended(probe, LeaseEnd.WORKER_LOST, 1.2)
     dispatcher.tick(3.1)
     assert view_of(dispatcher, "prefill0", 3.1).state == "broken"
     dispatcher.tick(3.2)
     assert view_of(dispatcher, "prefill0", 3.2).state == "probing"
     assert opened(dispatcher, "t0.1", 3.3).prompt == "prefill0"
-    dispatcher.ended("t0.1", Reason.CLIENT_GONE, 3.4)
+    dispatcher.ended("t0.1", LeaseEnd.CLIENT_GONE, 3.4)
     assert opened(dispatcher, "t1.1", 3.5).prompt == "prefill0"
     assert opened(dispatcher, "t2.1", 3.5).prompt == "prefill1"
     dispatcher.first_token("t1.1", 3.6)
@@ -402,7 +405,7 @@ def test_heartbeats_keep_leases_and_find_strangers() -> None:
     assert dispatcher.tick(49.0) == ()
     assert dispatcher.tick(50.0) == (Lost("r.1", "token"),)
     assert blocks(dispatcher) == {"prefill0": 0, "decode1": 0}
-    assert (dispatcher.leases.ended, dispatcher.leases.late) == ({Reason.EXPIRED: 2}, 0)
+    assert (dispatcher.leases.ended, dispatcher.leases.late) == ({LeaseEnd.EXPIRED: 2}, 0)
     assert dispatcher.heartbeat("nobody", 1, ["r.1"], 50.0) == frozenset()
 
 
@@ -422,7 +425,7 @@ def test_expected_length_follows_finished_outputs() -> None:
         key = f"r{number}.1"
         assert isinstance(dispatcher.open(key, 16, 4_000, float(number)), Pair)
         sizes.append(dispatcher.leases.blocks())
-        dispatcher.ended(key, Reason.COMPLETED, number + 0.5, 16)
+        dispatcher.ended(key, LeaseEnd.COMPLETED, number + 0.5, 16)
     assert sizes[0] == 1 + 128 // 16
     assert sizes[-1] == 1 + 2
     assert sizes == sorted(sizes, reverse=True)

@@ -62,7 +62,7 @@ async def answers(pools: Any, fields: dict[str, Any]) -> list[Any]:
         whole = (await rig.complete(**fields).answer()).json
         streamed, usage = read(await rig.complete(**fields, **STREAMED).answer())
         await settle()
-        rig.demand_nothing_held()
+        rig.require_nothing_held()
         assert usage == whole["usage"]
         for one in whole["choices"]:
             found = streamed[one["index"]]
@@ -120,7 +120,7 @@ def test_answers_of_lost_machines_equal_undisturbed_ones(pools: Any, seed: int) 
                     lost = sum(worker.is_dead for worker in rig.workers.values())
                     assert sum(record["continued"] for record in rig.records) >= lost
                     await settle()
-                    rig.demand_nothing_held()
+                    rig.require_nothing_held()
             assert found[0] == found[1], fields
 
     play(scenario())

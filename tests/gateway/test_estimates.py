@@ -3,7 +3,7 @@
 import pytest
 
 from phasesplit.errors import SpecError
-from phasesplit.gateway.estimates import Backlog, OutputLength, PromptRate
+from phasesplit.gateway.estimates import Backlog, OutputLength, PrefillRate
 
 
 def test_output_length_begins_at_its_start_and_comes_to_the_mean() -> None:
@@ -28,7 +28,7 @@ def test_output_length_follows_a_change() -> None:
 
 def test_prompt_rate_counts_busy_time_once() -> None:
     """Prompts in one batch would each count the whole time, and waiting for work would look like slowness."""
-    rate = PromptRate()
+    rate = PrefillRate()
     assert rate.per_s() is None
     rate.begin(0.0)
     rate.begin(0.0)
@@ -45,21 +45,21 @@ def test_prompt_rate_counts_busy_time_once() -> None:
 
 def test_a_slow_first_prompt_says_nothing_yet() -> None:
     """A machine whose first prompt is slow would have requests turned away that it computes in a moment."""
-    rate = PromptRate()
+    rate = PrefillRate()
     rate.begin(0.0)
     rate.end(40, 4.0)
     assert rate.per_s() is None
     rate.begin(10.0)
-    rate.end(PromptRate.TRUSTED_TOKENS - 41, 11.0)
+    rate.end(PrefillRate.TRUSTED_TOKENS - 41, 11.0)
     assert rate.per_s() is None
     rate.begin(20.0)
     rate.end(1, 20.0)
-    assert rate.per_s() == pytest.approx(PromptRate.TRUSTED_TOKENS / 5.0)
+    assert rate.per_s() == pytest.approx(PrefillRate.TRUSTED_TOKENS / 5.0)
 
 
 def test_the_slowest_machine_gets_its_rate() -> None:
     """A machine that computes fewer tokens than are asked for in all the time remembered would take any backlog."""
-    rate = PromptRate()
+    rate = PrefillRate()
     for prompt in range(100):
         rate.begin(100.0 * prompt)
         rate.end(10, 100.0 * prompt + 10.0)
@@ -68,7 +68,7 @@ def test_the_slowest_machine_gets_its_rate() -> None:
 
 def test_prompt_rate_forgets() -> None:
     """A machine that has become slow would be believed fast for hours."""
-    rate = PromptRate()
+    rate = PrefillRate()
     for second in range(1_000):
         rate.begin(float(second))
         rate.end(1_000 if second < 500 else 100, second + 1.0)

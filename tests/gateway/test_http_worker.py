@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gateways import play
-from phasesplit.gateway.http_worker import HttpWorker, Patience
-from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import LegError
-from phasesplit.protocol.worker import Chunk, PromptTimes, Scored
+from phasesplit.gateway.http_worker import AnswerTimeouts, HttpWorker
+from phasesplit.gateway.request_states import Event
+from phasesplit.gateway.worker_client import LegError
+from phasesplit.protocol.worker import Chunk, PrefillTimes, Scored
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -23,7 +23,7 @@ def chunk(text: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def client_of(machine: Machine, patience: Patience | None = None) -> Any:
+async def client_of(machine: Machine, patience: AnswerTimeouts | None = None) -> Any:
     """Serve with a function, and yield a client of it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,8 +50,8 @@ async def client_of(machine: Machine, patience: Patience | None = None) -> Any:
 
 
 async def whole(worker: HttpWorker) -> list[Chunk]:
-    """Return all of a token leg."""
-    async with aclosing(worker.token_leg({})) as chunks:
+    """Return all of a decode leg."""
+    async with aclosing(worker.decode_leg({})) as chunks:
         return [one async for one in chunks]
 
 
@@ -66,19 +66,19 @@ def answering(*parts: bytes) -> Machine:
 
 
 def test_prompt_leg() -> None:
-    """A prompt leg's token, its times, or the key that opens the machine, would not get through."""
+    """A prefill leg's token, its times, or the key that opens the machine, would not get through."""
     seen = []
 
     async def machine(request: bytes, writer: asyncio.StreamWriter) -> None:
         seen.append(request)
         body = b'{"choices": [{"token_ids": [5], "finish_reason": "length"}], "phasesplit": %s}'
-        body %= b'{"queued_s": 0.5, "prompt_s": 2}'
+        body %= b'{"queued_s": 0.5, "prefill_s": 2}'
         writer.write(OK % (len(body), body))
 
     async def scenario() -> None:
         async with client_of(machine) as worker:
-            found = await worker.prompt_leg({"max_tokens": 1})
-            assert found == Chunk((5,), (), "length", (), PromptTimes(queued_s=0.5, prompt_s=2.0))
+            found = await worker.prefill_leg({"max_tokens": 1})
+            assert found == Chunk((5,), (), "length", (), PrefillTimes(queued_s=0.5, prefill_s=2.0))
         assert b"Authorization: Bearer k" in seen[0]
         assert seen[0].endswith(b'{"max_tokens":1}')
 
@@ -139,8 +139,8 @@ def test_connections_are_used_again() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         worker = HttpWorker(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         for _ in range(200):
-            assert (await worker.prompt_leg({"stream": False})).tokens == (5,)
-            async with aclosing(worker.token_leg({"stream": True})) as chunks:
+            assert (await worker.prefill_leg({"stream": False})).tokens == (5,)
+            async with aclosing(worker.decode_leg({"stream": True})) as chunks:
                 assert [one.tokens async for one in chunks] == [(5,)]
         await worker.close()
         server.close()
@@ -158,19 +158,19 @@ FAILURES = [
     (failing(400, b'{"error": {"message": "no", "param": "top_k"}}'), Event.INPUT_REFUSED),
     (failing(503, b""), Event.WORKER_REFUSED),
     (failing(409, b'{"error": {"message": "stale"}}'), Event.WORKER_REFUSED),
-    (failing(500, b"oops"), Event.TOKEN_LOST),
+    (failing(500, b"oops"), Event.DECODE_LOST),
     (failing(500, b'{"error": {"message": "torn", "code": "transfer_failed"}}'), Event.TRANSFER_FAILED),
-    (b"", Event.TOKEN_LOST),
-    (b"not http\r\n\r\n", Event.TOKEN_LOST),
-    (STREAM + chunk(b'data: {"choices": [{"token_ids": [5]}]}\n\n') + b"5\r\nda", Event.TOKEN_LOST),
-    (STREAM + chunk(b"data: {broken\n\n") + b"0\r\n\r\n", Event.TOKEN_LOST),
-    (STREAM + chunk(b'data: {"choices": 3}\n\n') + b"0\r\n\r\n", Event.TOKEN_LOST),
-    (STREAM + chunk(b'data: {"choices": [{"token_ids": ["a"]}]}\n\n'), Event.TOKEN_LOST),
-    (STREAM + chunk(b'data: {"choices": [{"token_ids": [-1]}]}\n\n'), Event.TOKEN_LOST),
-    (STREAM + chunk(b'data: {"choices": [{"token_ids": [1], "finish_reason": "abort"}]}\n\n'), Event.TOKEN_LOST),
+    (b"", Event.DECODE_LOST),
+    (b"not http\r\n\r\n", Event.DECODE_LOST),
+    (STREAM + chunk(b'data: {"choices": [{"token_ids": [5]}]}\n\n') + b"5\r\nda", Event.DECODE_LOST),
+    (STREAM + chunk(b"data: {broken\n\n") + b"0\r\n\r\n", Event.DECODE_LOST),
+    (STREAM + chunk(b'data: {"choices": 3}\n\n') + b"0\r\n\r\n", Event.DECODE_LOST),
+    (STREAM + chunk(b'data: {"choices": [{"token_ids": ["a"]}]}\n\n'), Event.DECODE_LOST),
+    (STREAM + chunk(b'data: {"choices": [{"token_ids": [-1]}]}\n\n'), Event.DECODE_LOST),
+    (STREAM + chunk(b'data: {"choices": [{"token_ids": [1], "finish_reason": "abort"}]}\n\n'), Event.DECODE_LOST),
     (STREAM + chunk(b'data: {"error": {"message": "x", "code": "transfer_failed"}}\n\n'), Event.TRANSFER_FAILED),
     (STREAM + chunk(b'data: {"error": {"message": "x", "type": "invalid_request_error"}}\n\n'), Event.INPUT_REFUSED),
-    (STREAM + chunk(b'data: {"error": "x"}\n\n'), Event.TOKEN_LOST),
+    (STREAM + chunk(b'data: {"error": "x"}\n\n'), Event.DECODE_LOST),
 ]
 
 
@@ -196,7 +196,7 @@ def test_silent_machines_are_given_up() -> None:
         await asyncio.sleep(1.0)
 
     async def scenario() -> None:
-        async with client_of(machine, Patience(order_s=0.02)) as worker:
+        async with client_of(machine, AnswerTimeouts(order_s=0.02)) as worker:
             for call in (worker.role(1, "decode"), worker.facts(), worker.abort("a.1", "x")):
                 with pytest.raises(LegError):
                     await call
@@ -213,8 +213,8 @@ def test_unreachable_machine_is_lost_at_once() -> None:
         worker = HttpWorker(worker.url)
         try:
             with pytest.raises(LegError) as found:
-                await worker.prompt_leg({})
-            assert found.value.event is Event.PROMPT_LOST
+                await worker.prefill_leg({})
+            assert found.value.event is Event.PREFILL_LOST
         finally:
             await worker.close()
 
@@ -239,7 +239,7 @@ def test_closing_a_leg_closes_its_connection() -> None:
 
     async def scenario() -> None:
         async with client_of(machine) as worker:
-            async with aclosing(worker.token_leg({})) as chunks:
+            async with aclosing(worker.decode_leg({})) as chunks:
                 async for one in chunks:
                     assert one.tokens == (5,)
                     break

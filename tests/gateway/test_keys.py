@@ -4,7 +4,7 @@ import hmac
 
 import pytest
 
-from phasesplit.gateway.keys import bearer_key, key_accepted, key_digest
+from phasesplit.gateway.limits import bearer_key, key_accepted, key_digest
 
 DIGESTS = [key_digest("one"), key_digest("two")]
 

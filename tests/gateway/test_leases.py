@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasesplit.errors import GatewayError
-from phasesplit.gateway.leases import Lease, Leases, Purpose, Reason
+from phasesplit.gateway.leases import KvLease, LeaseEnd, Leases, Purpose
 
 
-def reserve(leases: Leases, machine: str = "p", request: str = "r", *, blocks: int = 3, end: float = 10.0) -> Lease:
+def reserve(leases: Leases, machine: str = "p", request: str = "r", *, blocks: int = 3, end: float = 10.0) -> KvLease:
     return leases.reserve(machine, request, blocks, Purpose.PREFILL, now_s=0.0, deadline_s=end)
 
 
@@ -16,18 +16,18 @@ def test_release_counts_once() -> None:
     """A second release of a lease would free blocks that somebody else holds by now."""
     leases = Leases()
     first, second = reserve(leases), reserve(leases)
-    assert leases.release(first.number, Reason.COMPLETED) == first
-    assert leases.release(first.number, Reason.CLIENT_GONE) is None
-    assert (leases.blocks("p"), leases.late, leases.ended) == (second.blocks, 1, {Reason.COMPLETED: 1})
+    assert leases.release(first.number, LeaseEnd.COMPLETED) == first
+    assert leases.release(first.number, LeaseEnd.CLIENT_GONE) is None
+    assert (leases.blocks("p"), leases.late, leases.ended) == (second.blocks, 1, {LeaseEnd.COMPLETED: 1})
 
 
 def test_late_release_does_not_meet_the_next_attempt() -> None:
     """The release of a given-up attempt would end the lease of the next one on the same machine."""
     leases = Leases()
     given_up = reserve(leases)
-    leases.release(given_up.number, Reason.TRANSFER_FAILED)
+    leases.release(given_up.number, LeaseEnd.TRANSFER_FAILED)
     again = reserve(leases)
-    leases.release(given_up.number, Reason.COMPLETED)
+    leases.release(given_up.number, LeaseEnd.COMPLETED)
     assert list(leases) == [again]
 
 
@@ -41,7 +41,7 @@ def test_heartbeats_keep_leases_alive() -> None:
     leases.extend("p", ["a"], deadline_s=5.0)
     assert leases.expire(19.0) == []
     assert [lease.request for lease in leases.expire(20.0)] == ["a"]
-    assert leases.ended == {Reason.EXPIRED: 2}
+    assert leases.ended == {LeaseEnd.EXPIRED: 2}
 
 
 def test_heartbeat_names_kv_that_nobody_owns() -> None:
@@ -59,7 +59,7 @@ def test_lost_machine_loses_its_leases_only() -> None:
     lost, kept = reserve(leases, "p"), reserve(leases, "q")
     assert leases.lose("p") == [lost]
     assert leases.lose("p") == []
-    assert (leases.machines(), list(leases), leases.ended) == ({"q": 3}, [kept], {Reason.WORKER_LOST: 1})
+    assert (leases.machines(), list(leases), leases.ended) == ({"q": 3}, [kept], {LeaseEnd.WORKER_LOST: 1})
 
 
 @pytest.mark.parametrize(("blocks", "end"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, -1.0)])
@@ -83,7 +83,7 @@ def test_listing_shows_owner_purpose_and_time_left() -> None:
 MOVES = st.lists(
     st.one_of(
         st.tuples(st.just("reserve"), st.sampled_from("pqt"), st.integers(1, 9)),
-        st.tuples(st.just("release"), st.integers(0, 20), st.sampled_from(Reason)),
+        st.tuples(st.just("release"), st.integers(0, 20), st.sampled_from(LeaseEnd)),
         st.tuples(st.just("extend"), st.sampled_from("pqt"), st.integers(1, 30)),
         st.tuples(st.just("expire"), st.integers(0, 30), st.none()),
         st.tuples(st.just("lose"), st.sampled_from("pqt"), st.none()),

@@ -16,8 +16,8 @@ PROMPT_IDS = [1, 2, 3]
 TO, FROM = {"do_remote_decode": True}, {"do_remote_prefill": True}
 MESSAGES = [{"role": "user", "content": "hello", "name": "ann"}]
 BOTH = {"model": "m", "prompt": PROMPT_IDS, "seed": SEED, "return_token_ids": True}
-PROMPT = BOTH | {"max_tokens": 1, "stream": False, "kv_transfer_params": TO}
-TOKEN = BOTH | {
+PREFILL = BOTH | {"max_tokens": 1, "stream": False, "kv_transfer_params": TO}
+DECODE = BOTH | {
     "max_tokens": 100, "stream": True, "stream_options": {"include_usage": True}, "kv_transfer_params": FROM,
 }  # fmt: skip
 
@@ -31,7 +31,9 @@ def request_of(fields: dict[str, Any]) -> ClientRequest:
 def legs_of(fields: dict[str, Any], choice: int = 0) -> tuple[dict[str, Any], dict[str, Any] | None]:
     request = request_of(fields)
     most = 100 if request.most_tokens is None else request.most_tokens
-    legs = split_legs(request, choice, PROMPT_IDS, most_tokens=most, seed=SEED, prompt_transfer=TO, token_transfer=FROM)
+    legs = split_legs(
+        request, choice, PROMPT_IDS, most_tokens=most, seed=SEED, prefill_transfer=TO, decode_transfer=FROM
+    )
     return legs.prompt, legs.token
 
 
@@ -62,25 +64,25 @@ DIFFERENT: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "echo": (True, {}, {}),
     "return_token_ids": (False, {}, {}),
 }
-"""A field, its value, and what it adds to the prompt leg and to the token leg."""
+"""A field, its value, and what it adds to the prefill leg and to the decode leg."""
 
 
 @pytest.mark.parametrize("field", SAME)
 def test_field_is_repeated(field: str) -> None:
     """A client's setting would not reach one of the two machines, and its tokens differ from an unsplit engine's."""
     added = {field: SAME[field]}
-    assert legs_of(added) == (PROMPT | added, TOKEN | added)
+    assert legs_of(added) == (PREFILL | added, DECODE | added)
 
 
 @pytest.mark.parametrize("field", DIFFERENT)
 def test_field_is_derived(field: str) -> None:
-    """A client's field would collide with the prompt leg's single token, or be lost on the token leg."""
-    value, of_prompt, of_token = DIFFERENT[field]
-    assert legs_of({field: value}) == (PROMPT | of_prompt, TOKEN | of_token)
+    """A client's field would collide with the prefill leg's single token, or be lost on the decode leg."""
+    value, of_prefill, of_decode = DIFFERENT[field]
+    assert legs_of({field: value}) == (PREFILL | of_prefill, DECODE | of_decode)
 
 
 def test_stream_options_stay_here() -> None:
-    """The prompt leg would be refused for options of a stream that it does not have."""
+    """The prefill leg would be refused for options of a stream that it does not have."""
     prompt, token = legs_of({"stream": True, "stream_options": {"include_usage": False}})
     assert "stream_options" not in prompt
     assert token is not None
@@ -90,19 +92,19 @@ def test_stream_options_stay_here() -> None:
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_chat_reaches_machines_as_a_completion(field: str) -> None:
     """A machine would have to know chats, or read another name of the bound and decode without end."""
-    assert legs_of({"messages": MESSAGES, field: 9}) == (PROMPT, TOKEN | {"max_tokens": 9})
+    assert legs_of({"messages": MESSAGES, field: 9}) == (PREFILL, DECODE | {"max_tokens": 9})
 
 
 def test_what_templates_read_stays_here() -> None:
     """A machine would refuse a request for a field that has done its work."""
-    assert legs_of({"messages": MESSAGES, "chat_template_kwargs": {"a": 1}, "tool_choice": "none"}) == (PROMPT, TOKEN)
+    assert legs_of({"messages": MESSAGES, "chat_template_kwargs": {"a": 1}, "tool_choice": "none"}) == (PREFILL, DECODE)
 
 
 @pytest.mark.parametrize(("fields", "count"), [({"logprobs": True, "top_logprobs": 2}, 2), ({"logprobs": True}, 0)])
 def test_chat_logprobs_reach_both_machines(fields: dict[str, Any], count: int) -> None:
     """The first token's log-probabilities would be lost."""
     added = {"logprobs": count} | BY_ID
-    assert legs_of({"messages": MESSAGES} | fields) == (PROMPT | added, TOKEN | added)
+    assert legs_of({"messages": MESSAGES} | fields) == (PREFILL | added, DECODE | added)
 
 
 def test_echo_asks_the_prompt_machine_about_the_prompt() -> None:
@@ -153,8 +155,8 @@ def test_an_output_that_goes_on_does_not_use_its_draws_again() -> None:
     def seeds(fields: dict[str, Any], choice: int, emitted: tuple[int, ...]) -> tuple[int, int]:
         request = request_of(fields)
         legs = split_legs(
-            request, choice, PROMPT_IDS, most_tokens=100, seed=2**63 - 1, emitted=emitted, prompt_transfer=TO,
-            token_transfer=FROM,
+            request, choice, PROMPT_IDS, most_tokens=100, seed=2**63 - 1, emitted=emitted, prefill_transfer=TO,
+            decode_transfer=FROM,
         )  # fmt: skip
         assert legs.token is not None
         return legs.prompt["seed"], legs.token["seed"]
@@ -179,7 +181,7 @@ def test_greedy_choice_needs_no_seed() -> None:
 def test_null_is_left_out() -> None:
     """A null that the client's library fills in would be refused by a strict machine."""
     prompt, token = legs_of({"temperature": None, "logit_bias": None, "stop": None, "odd": None, "echo": None})
-    assert (prompt, token) == (PROMPT, TOKEN)
+    assert (prompt, token) == (PREFILL, DECODE)
 
 
 def test_legs_do_not_share_the_dispatchers_fields() -> None:

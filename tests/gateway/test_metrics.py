@@ -48,7 +48,7 @@ def test_counts_of_a_day() -> None:
 
     async def scenario() -> None:
         async with Rig() as rig:
-            rig.workers["p"].prompt_s, rig.workers["t"].token_s = 0.25, 0.5
+            rig.workers["p"].prefill_s, rig.workers["t"].decode_s = 0.25, 0.5
             call = rig.complete(max_tokens=3)
             await settle()
             await rig.pass_time(2.0)

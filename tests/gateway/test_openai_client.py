@@ -10,7 +10,7 @@ import pytest
 
 from gateways import Rig, play
 from phasesplit.gateway.gateway import Keys
-from phasesplit.gateway.keys import key_digest
+from phasesplit.gateway.limits import key_digest
 
 CHAT: Any = [{"role": "user", "content": "hello"}]
 

@@ -7,7 +7,7 @@ from phasesplit.errors import SpecError
 from phasesplit.gateway.connections import Connection
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.registry import Breaker, BreakerRule
-from phasesplit.scheduling.rules import Rules
+from phasesplit.scheduler.rules import Rules
 
 RULE = BreakerRule(failures=3, open_s=1.0, growth=2.0, most_open_s=5.0)
 

@@ -5,23 +5,23 @@ from typing import Any
 import pytest
 
 from gateways import TWICE, Call, Rig, play, settle
-from phasesplit.gateway.leases import Reason
+from phasesplit.gateway.leases import LeaseEnd
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.states import Event, State
-from phasesplit.gateway.worker import LegError
-from phasesplit.protocol.worker import PromptTimes
+from phasesplit.gateway.request_states import Event, RequestState
+from phasesplit.gateway.worker_client import LegError
+from phasesplit.protocol.worker import PrefillTimes
 
 HELD_IN = {
-    State.PREFILLING: ("prompt", ["prompt"]),
-    State.TRANSFERRING: ("prompt", ["send"]),
-    State.WAITING: ("token", ["token 1"]),
-    State.DECODING: ("token", ["token 2"]),
+    RequestState.PREFILLING: ("prompt", ["prompt"]),
+    RequestState.TRANSFERRING: ("prompt", ["send"]),
+    RequestState.WAITING: ("token", ["token 1"]),
+    RequestState.DECODING: ("token", ["token 2"]),
 }
 """For each state with machines: which side to hold, and at which stages, to keep a request there."""
 STATES = list(HELD_IN)
 
 
-def hold(rig: Rig, state: State) -> None:
+def hold(rig: Rig, state: RequestState) -> None:
     """Let requests come to a state, and stay there."""
     side, stages = HELD_IN[state]
     for name, worker in rig.workers.items():
@@ -47,7 +47,7 @@ def of(rig: Rig, side: str) -> Any:
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_leaves_frees_everything(state: State, stream: bool) -> None:
+def test_client_that_leaves_frees_everything(state: RequestState, stream: bool) -> None:
     """An abort in some state would leave KV on a machine, or in the books."""
 
     async def scenario() -> None:
@@ -59,19 +59,19 @@ def test_client_that_leaves_frees_everything(state: State, stream: bool) -> None
             call.leave()
             await call.answer()
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
             assert rig.records[0]["outcome"] == "client_gone"
             go(rig)
             await settle()
             assert (await rig.complete().answer()).status == 200
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("side", ["prompt", "token"])
-def test_machine_that_dies_before_content_is_a_pause(state: State, side: str) -> None:
+def test_machine_that_dies_before_content_is_a_pause(state: RequestState, side: str) -> None:
     """A lost machine would cost the client an error, other tokens, or the wait for some time-out."""
 
     async def scenario() -> None:
@@ -86,10 +86,10 @@ def test_machine_that_dies_before_content_is_a_pause(state: State, side: str) ->
             await call.answer()
             assert call.json["choices"][0]["text"] == "fghij", rig.story()
             assert call.json["usage"]["completion_tokens"] == 5, rig.story()
-            goes_on_alone = side == "prompt" and state in (State.WAITING, State.DECODING)
+            goes_on_alone = side == "prompt" and state in (RequestState.WAITING, RequestState.DECODING)
             assert rig.records[0]["attempts"] == (1 if goes_on_alone else 2), rig.story()
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -116,12 +116,12 @@ def test_attempts_are_bounded() -> None:
     async def scenario() -> None:
         async with Rig(TWICE, limits=Limits(attempts=2)) as rig:
             for name in ("p1", "p2"):
-                rig.workers[name].faults["prompt"] = LegError("broken", Event.PROMPT_LOST)
+                rig.workers[name].faults["prompt"] = LegError("broken", Event.PREFILL_LOST)
             call = await rig.complete(stream=True).answer()
             assert (call.status, call.json["error"]["code"]) == (502, "worker_error")
             assert sum(len(rig.workers[name].seen) for name in ("p1", "p2")) == 2
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -131,20 +131,20 @@ def test_failing_machine_is_avoided() -> None:
 
     async def scenario() -> None:
         async with Rig(TWICE) as rig:
-            rig.workers["p1"].faults["prompt"] = LegError("broken", Event.PROMPT_LOST)
-            rig.workers["t1"].faults["accept"] = LegError("broken", Event.TOKEN_LOST)
+            rig.workers["p1"].faults["prompt"] = LegError("broken", Event.PREFILL_LOST)
+            rig.workers["t1"].faults["accept"] = LegError("broken", Event.DECODE_LOST)
             for _ in range(6):
                 call = rig.complete()
                 await rig.pass_time(0.5)
                 assert (await call.answer()).status == 200
             assert len(rig.workers["p1"].seen) <= 4
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
 
 def test_token_machine_that_refuses_frees_the_prompt_machine_at_once() -> None:
-    """The prompt machine's KV would stay until a time-out, because there is no connection left to close."""
+    """The prefill machine's KV would stay until a time-out, because there is no connection left to close."""
 
     async def scenario() -> None:
         async with Rig(limits=Limits(attempts=1)) as rig:
@@ -161,7 +161,7 @@ def test_token_machine_that_refuses_frees_the_prompt_machine_at_once() -> None:
             await settle()
             assert call.status == 502
             assert len(rig.workers["p"].aborted) == 1
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -179,7 +179,7 @@ def test_refusal_of_the_input_reaches_the_client() -> None:
             assert (call.status, call.json["error"]["param"]) == (400, "top_k")
             assert rig.records[0]["attempts"] == 1
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -199,9 +199,9 @@ def test_failed_transfer_is_prefilled_again() -> None:
             await rig.pass_time(0.25)
             await call.answer()
             assert (call.status, rig.records[0]["attempts"], call.json["choices"][0]["text"]) == (200, 3, "fghi")
-            assert rig.gateway.dispatcher.leases.ended[Reason.TRANSFER_FAILED] == 4  # of two attempts, on both sides
+            assert rig.gateway.dispatcher.leases.ended[LeaseEnd.TRANSFER_FAILED] == 4  # of two attempts, on both sides
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -224,7 +224,7 @@ def test_retry_waits_for_a_machine_to_come_back() -> None:
             await settle()
             await call.answer()
             assert (call.status, call.json["choices"][0]["text"]) == (200, "fghi")
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -237,7 +237,7 @@ async def queue_of(rig: Rig, prompts: list[str]) -> list[Call]:
         calls.append(rig.complete(prompt))
         await settle()
     for choice in reversed(rig.gateway.in_flight.live):
-        choice.tell(Event.TOKEN_LOST)
+        choice.tell(Event.DECODE_LOST)
     await settle()
     for name in ("t", "p"):
         rig.workers[name].die()
@@ -273,7 +273,7 @@ def test_queue_is_oldest_first() -> None:
             for call in (calls[0], calls[2], calls[3]):
                 assert (await call.answer()).status == 200
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -294,8 +294,8 @@ def test_younger_requests_do_not_ask_before_the_oldest_has_a_pair() -> None:
     play(scenario())
 
 
-@pytest.mark.parametrize("state", [State.PREFILLING, State.DECODING])
-def test_deadlines_end_requests(state: State) -> None:
+@pytest.mark.parametrize("state", [RequestState.PREFILLING, RequestState.DECODING])
+def test_deadlines_end_requests(state: RequestState) -> None:
     """A request whose machines are alive but do nothing would wait for ever."""
 
     async def scenario() -> None:
@@ -305,11 +305,11 @@ def test_deadlines_end_requests(state: State) -> None:
             await settle()
             await rig.pass_time(4.5)
             assert call.status is None
-            await rig.pass_time(1.0 if state is State.PREFILLING else 16.0)
+            await rig.pass_time(1.0 if state is RequestState.PREFILLING else 16.0)
             await call.answer()
             assert call.status == 502
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -320,7 +320,7 @@ def test_stalled_token_machine_is_given_up(stream: bool) -> None:
 
     async def scenario() -> None:
         async with Rig(TWICE, limits=Limits(idle_s=2.0)) as rig:
-            hold(rig, State.DECODING)
+            hold(rig, RequestState.DECODING)
             call = rig.complete(stream=stream)
             await settle()
             stalled = of(rig, "token")
@@ -332,7 +332,7 @@ def test_stalled_token_machine_is_given_up(stream: bool) -> None:
             await call.answer()
             assert (call.text if stream else call.json["choices"][0]["text"]) == "fghi"
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -357,7 +357,7 @@ def test_silent_prompt_machine_costs_a_pause() -> None:
             await call.answer()
             assert (call.status, rig.gateway.meters.retries) == (200, 1)
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -402,14 +402,14 @@ def test_the_prompts_own_time_is_that_of_its_machine() -> None:
             call = rig.complete()
             await settle()
             choice = rig.gateway.in_flight.live[0]
-            choice.stages.prompt_started_s = None  # the report was lost
+            choice.stages.prefill_started_s = None  # the report was lost
             await rig.pass_time(1.0)
-            choice.prompt_took(PromptTimes(queued_s=0.1, prompt_s=0.75), 1)
-            assert choice.stages.prompt_started_s == pytest.approx(choice.age_s - 0.75)
-            choice.prompt_took(PromptTimes(queued_s=0.1, prompt_s=500.0), 1)
-            assert choice.stages.prompt_started_s == choice.stages.assigned_s
-            choice.prompt_took(PromptTimes(queued_s=0.1, prompt_s=0.0), 2)  # of another attempt
-            assert choice.stages.prompt_started_s == choice.stages.assigned_s
+            choice.prefill_took(PrefillTimes(queued_s=0.1, prefill_s=0.75), 1)
+            assert choice.stages.prefill_started_s == pytest.approx(choice.age_s - 0.75)
+            choice.prefill_took(PrefillTimes(queued_s=0.1, prefill_s=500.0), 1)
+            assert choice.stages.prefill_started_s == choice.stages.assigned_s
+            choice.prefill_took(PrefillTimes(queued_s=0.1, prefill_s=0.0), 2)  # of another attempt
+            assert choice.stages.prefill_started_s == choice.stages.assigned_s
             rig.workers["p"].go("prompt")
             await call.answer()
 
@@ -421,14 +421,14 @@ def test_leases_live_through_a_long_queue() -> None:
 
     async def scenario() -> None:
         async with Rig(limits=Limits(lease_s=3.0, attempt_s=100.0, first_token_s=100.0)) as rig:
-            hold(rig, State.PREFILLING)
+            hold(rig, RequestState.PREFILLING)
             call = rig.complete()
             await settle()
             await rig.pass_time(12.0)
             go(rig)
             await call.answer()
             assert call.status == 200
-            assert rig.gateway.dispatcher.leases.ended == {Reason.COMPLETED: 2}
+            assert rig.gateway.dispatcher.leases.ended == {LeaseEnd.COMPLETED: 2}
 
     play(scenario())
 
@@ -447,7 +447,7 @@ def test_machines_that_disagree_are_not_believed() -> None:
             assert (call.status, call.json["error"]["code"]) == (502, "transfer_error")
             rig.workers["p"].go("send")
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -460,7 +460,7 @@ def test_tokens_that_the_model_does_not_have_are_refused() -> None:
             call = await rig.complete().answer()
             assert (call.status, call.json["error"]["code"]) == (502, "worker_error")
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -479,7 +479,7 @@ def test_record_that_cannot_be_written_costs_nobody_an_answer() -> None:
 
 
 def test_token_machine_may_be_first() -> None:
-    """A first token that the token machine tells before the prompt machine has answered would be doubled, or lost."""
+    """A first token that the decode machine tells before the prefill machine has answered would be doubled, or lost."""
 
     async def scenario() -> None:
         async with Rig() as rig:
@@ -490,14 +490,14 @@ def test_token_machine_may_be_first() -> None:
             for key in list(rig.workers["p"].held):
                 rig.wire.end(key, ord("f"))
             await settle()
-            assert call.status is None  # the prompt's log-probabilities come with the prompt machine's answer
+            assert call.status is None  # the prompt's log-probabilities come with the prefill machine's answer
             assert plain.text == "fghi"
             rig.workers["p"].go("prompt")
             await call.answer()
             await plain.answer()
             assert (call.text, call.events[-1]) == ("hellofghi", "[DONE]")
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -509,7 +509,12 @@ def test_late_and_foreign_reports_are_absorbed() -> None:
         async with Rig() as rig:
             await rig.complete().answer()
             key = rig.workers["p"].seen[0]["kv_transfer_params"]["key"]
-            for report in ({"kv_ready": key}, {"kv_ready": "no.1"}, {"prompt_started": key}, {"gone": key, "why": "x"}):
+            for report in (
+                {"kv_ready": key},
+                {"kv_ready": "no.1"},
+                {"prefill_started": key},
+                {"gone": key, "why": "x"},
+            ):
                 rig.workers["t"].report(report)
                 rig.workers["t"].report(report)
             await settle()
@@ -520,11 +525,11 @@ def test_late_and_foreign_reports_are_absorbed() -> None:
 
 
 def test_kv_that_a_machine_drops_is_prefilled_again() -> None:
-    """A request whose KV was given up on the prompt side would wait for it."""
+    """A request whose KV was given up on the prefill side would wait for it."""
 
     async def scenario() -> None:
         async with Rig(TWICE) as rig:
-            hold(rig, State.TRANSFERRING)
+            hold(rig, RequestState.TRANSFERRING)
             call = rig.complete()
             await settle()
             prompt = of(rig, "prompt")
@@ -534,7 +539,7 @@ def test_kv_that_a_machine_drops_is_prefilled_again() -> None:
             await call.answer()
             assert (call.status, rig.records[0]["attempts"]) == (200, 2)
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -560,7 +565,7 @@ def test_abort_storm_leaves_nothing_and_serves_on() -> None:
                 assert (await call.answer()).status == 200
             ended = rig.gateway.meters.outcomes
             assert ended == {"client_gone": 4 * 49, "completed": 4}
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -573,11 +578,11 @@ def test_one_failed_choice_ends_the_others() -> None:
             rig.workers["t"].hold("token 2")
             call = rig.complete(["a", "ab"], stream=True)
             await settle()
-            rig.gateway.in_flight.live[0].tell(Event.TOKEN_LOST)
+            rig.gateway.in_flight.live[0].tell(Event.DECODE_LOST)
             await call.answer()
             assert "error" in call.events[-1]
             await settle()
-            rig.demand_nothing_held()
+            rig.require_nothing_held()
 
     play(scenario())
 
@@ -587,16 +592,16 @@ def test_record_of_a_finished_request() -> None:
 
     async def scenario() -> None:
         async with Rig() as rig:
-            rig.workers["p"].prompt_s, rig.workers["t"].token_s = 1.0, 0.5
+            rig.workers["p"].prefill_s, rig.workers["t"].decode_s = 1.0, 0.5
             call = rig.complete(max_tokens=3)
             await settle()
             for _ in range(3):
                 await rig.pass_time(1.0, step_s=0.25)
             await call.answer()
             (record,) = rig.records
-            assert (record["outcome"], record["prompt_machine"], record["token_machine"]) == ("completed", "p", "t")
+            assert (record["outcome"], record["prefill_machine"], record["decode_machine"]) == ("completed", "p", "t")
             assert (record["prompt_tokens"], record["output_tokens"]) == (5, 3)
-            names = ["assigned_s", "prompt_started_s", "first_token_s", "kv_ready_s", "second_token_s", "last_token_s"]
+            names = ["assigned_s", "prefill_started_s", "first_token_s", "kv_ready_s", "second_token_s", "last_token_s"]
             assert [record[name] for name in names] == [0.0, 0.0, 1.0, 1.0, 1.5, 2.0]
             assert record["longest_gap_s"] == 0.5
 

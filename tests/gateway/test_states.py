@@ -7,24 +7,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from phasesplit.gateway import states
-from phasesplit.gateway.leases import Lease, Leases, Purpose, Reason
-from phasesplit.gateway.states import (
+from phasesplit.gateway import request_states
+from phasesplit.gateway.leases import KvLease, LeaseEnd, Leases, Purpose
+from phasesplit.gateway.request_states import (
     ENDS,
-    HOLDS_PROMPT,
-    HOLDS_TOKEN,
+    HOLDS_DECODE,
+    HOLDS_PREFILL,
     TABLE,
     Action,
     Event,
-    Progress,
-    State,
+    RequestProgress,
+    RequestState,
     When,
     release_reason,
     step,
 )
 
 MOST_ATTEMPTS = 3
-LIVE = [state for state in State if state not in ENDS]
+LIVE = [state for state in RequestState if state not in ENDS]
 ANSWERS = {
     Action.FINISH,
     Action.END_WITH_ERROR,
@@ -33,11 +33,11 @@ ANSWERS = {
     Action.ANSWER_503,
 }
 TO = {
-    State.QUEUED: [],
-    State.PREFILLING: [Event.ASSIGNED],
-    State.TRANSFERRING: [Event.ASSIGNED, Event.FIRST_TOKEN],
-    State.WAITING: [Event.ASSIGNED, Event.FIRST_TOKEN, Event.KV_READY],
-    State.DECODING: [Event.ASSIGNED, Event.FIRST_TOKEN, Event.KV_READY, Event.TOKEN],
+    RequestState.QUEUED: [],
+    RequestState.PREFILLING: [Event.ASSIGNED],
+    RequestState.TRANSFERRING: [Event.ASSIGNED, Event.FIRST_TOKEN],
+    RequestState.WAITING: [Event.ASSIGNED, Event.FIRST_TOKEN, Event.KV_READY],
+    RequestState.DECODING: [Event.ASSIGNED, Event.FIRST_TOKEN, Event.KV_READY, Event.TOKEN],
 }
 """The shortest way into each live state."""
 
@@ -47,9 +47,9 @@ class Driver:
 
     def __init__(self, *, can_resume: bool = False) -> None:
         self.can_resume = can_resume
-        self.progress = Progress()
+        self.progress = RequestProgress()
         self.leases = Leases()
-        self.held: dict[Purpose, Lease] = {}
+        self.held: dict[Purpose, KvLease] = {}
         self.made = 0
         self.seen: list[Action] = []
 
@@ -63,7 +63,7 @@ class Driver:
             self._carry_out(action, before.state, event)
         return actions
 
-    def _carry_out(self, action: Action, state: State, event: Event) -> None:
+    def _carry_out(self, action: Action, state: RequestState, event: Event) -> None:
         kind, _, side = action.partition("_")
         if kind == "reserve":
             assert Purpose(side) not in self.held
@@ -84,14 +84,14 @@ def drive(*events: Event, can_resume: bool = False) -> Driver:
 
 def test_every_event_has_an_entry_in_every_state() -> None:
     """An event would meet a state that has no answer to it, or a row would hide those after it."""
-    assert set(TABLE) == {(state, event) for state in State for event in Event}
+    assert set(TABLE) == {(state, event) for state in RequestState for event in Event}
     for rows in TABLE.values():
         assert [row.when is When.ALWAYS for row in rows] == [False] * (len(rows) - 1) + [True]
 
 
 def test_table_is_as_drawn() -> None:
     """The drawing that people read would differ from the table that runs."""
-    _, drawing, _ = (states.__doc__ or "").split("```")
+    _, drawing, _ = (request_states.__doc__ or "").split("```")
     head, *lines = [line.split() for line in drawing.strip().splitlines()]
     drawn = {(line[0], state): cell for line in lines for state, cell in zip(head[1:], line[1:], strict=True)}
     assert head[1:] == [str(state) for state in LIVE]
@@ -107,15 +107,15 @@ def test_table_is_as_drawn() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(ENDS))
-def test_nothing_leaves_an_end(state: State) -> None:
+def test_nothing_leaves_an_end(state: RequestState) -> None:
     """A late event would revive a request, or answer its client twice."""
     for event in Event:
-        after = step(Progress(state, 1), event, most_attempts=MOST_ATTEMPTS)
-        assert after == (Progress(state, 1), (Action.ABSORB,))
+        after = step(RequestProgress(state, 1), event, most_attempts=MOST_ATTEMPTS)
+        assert after == (RequestProgress(state, 1), (Action.ABSORB,))
 
 
-@pytest.mark.parametrize(("side", "holders"), [("prompt", HOLDS_PROMPT), ("token", HOLDS_TOKEN)])
-def test_rows_release_what_the_next_state_does_not_hold(side: str, holders: frozenset[State]) -> None:
+@pytest.mark.parametrize(("side", "holders"), [("prompt", HOLDS_PREFILL), ("token", HOLDS_DECODE)])
+def test_rows_release_what_the_next_state_does_not_hold(side: str, holders: frozenset[RequestState]) -> None:
     """KV would be left behind, or released twice, on some way through the table."""
     for (state, event), rows in TABLE.items():
         for row in rows:
@@ -134,44 +134,44 @@ def test_calls_off_before_it_releases() -> None:
 
 def test_normal_way_releases_as_completed() -> None:
     """A request that ends well would give its KV back for another reason, or late."""
-    driver = drive(Event.ASSIGNED, Event.PROMPT_STARTED, Event.FIRST_TOKEN, Event.CONTENT_SENT)
+    driver = drive(Event.ASSIGNED, Event.PREFILL_STARTED, Event.FIRST_TOKEN, Event.CONTENT_SENT)
     assert driver.leases.blocks() == 4
     driver.tell(Event.KV_READY)
     assert driver.leases.blocks() == 2
     driver.tell(Event.TOKEN)
     driver.tell(Event.LAST_TOKEN)
-    assert (driver.progress.state, driver.seen) == (State.DONE, [Action.FINISH])
-    assert (driver.leases.ended, driver.leases.blocks()) == (Counter({Reason.COMPLETED: 2}), 0)
+    assert (driver.progress.state, driver.seen) == (RequestState.DONE, [Action.FINISH])
+    assert (driver.leases.ended, driver.leases.blocks()) == (Counter({LeaseEnd.COMPLETED: 2}), 0)
 
 
 def test_one_token_needs_no_token_machine() -> None:
-    """A request for one token would leave the token machine waiting for KV."""
+    """A request for one token would leave the decode machine waiting for KV."""
     driver = drive(Event.ASSIGNED)
     actions = driver.tell(Event.LAST_TOKEN)
-    assert Action.CANCEL_TOKEN in actions
+    assert Action.CANCEL_DECODE in actions
     assert actions[-2:] == (Action.EMIT, Action.FINISH)
-    assert (driver.progress.state, driver.leases.blocks()) == (State.DONE, 0)
+    assert (driver.progress.state, driver.leases.blocks()) == (RequestState.DONE, 0)
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_client_that_gives_up_leaves_nothing(state: State) -> None:
+def test_client_that_gives_up_leaves_nothing(state: RequestState) -> None:
     """An abort in some state would leave KV that nobody owns, or write to a client that has gone."""
     driver = drive(*TO[state])
     assert driver.progress.state is state
     driver.tell(Event.CLIENT_GONE)
-    assert (driver.progress.state, driver.seen, driver.leases.blocks()) == (State.FAILED, [], 0)
+    assert (driver.progress.state, driver.seen, driver.leases.blocks()) == (RequestState.FAILED, [], 0)
 
 
 LOSSES = [
     (state, event)
     for state in LIVE[1:]
-    for event in (Event.WORKER_REFUSED, Event.PROMPT_LOST, Event.TOKEN_LOST, Event.TRANSFER_FAILED)
-    if not (event is Event.PROMPT_LOST and state in (State.WAITING, State.DECODING))
+    for event in (Event.WORKER_REFUSED, Event.PREFILL_LOST, Event.DECODE_LOST, Event.TRANSFER_FAILED)
+    if not (event is Event.PREFILL_LOST and state in (RequestState.WAITING, RequestState.DECODING))
 ]
 
 
 @pytest.mark.parametrize(("state", "event"), LOSSES)
-def test_loss_before_content_is_a_pause(state: State, event: Event) -> None:
+def test_loss_before_content_is_a_pause(state: RequestState, event: Event) -> None:
     """A machine lost before any content would cost the client an error while attempts are left, or retries no end."""
     driver = Driver()
     for attempt in range(1, MOST_ATTEMPTS + 1):
@@ -181,13 +181,13 @@ def test_loss_before_content_is_a_pause(state: State, event: Event) -> None:
         actions = driver.tell(event, attempt)
         assert driver.leases.blocks() == 0
         if attempt < MOST_ATTEMPTS:
-            assert (driver.progress.state, driver.seen, actions[-1]) == (State.QUEUED, [], Action.REASSIGN)
-    assert (driver.progress.state, driver.seen) == (State.FAILED, [Action.ANSWER_502])
+            assert (driver.progress.state, driver.seen, actions[-1]) == (RequestState.QUEUED, [], Action.REASSIGN)
+    assert (driver.progress.state, driver.seen) == (RequestState.FAILED, [Action.ANSWER_502])
 
 
-@pytest.mark.parametrize(("state", "event"), [(s, e) for s, e in LOSSES if s is not State.PREFILLING])
+@pytest.mark.parametrize(("state", "event"), [(s, e) for s, e in LOSSES if s is not RequestState.PREFILLING])
 @pytest.mark.parametrize("content", [(Event.CONTENT_SENT,), ()], ids=["content", "no content"])
-def test_loss_is_a_pause_where_others_can_go_on(state: State, event: Event, content: tuple[Event, ...]) -> None:
+def test_loss_is_a_pause_where_others_can_go_on(state: RequestState, event: Event, content: tuple[Event, ...]) -> None:
     """An answer would break off though other machines could go on, start again and repeat text, or be tried no end."""
     driver = drive(*TO[state], *content, can_resume=True)
     for attempt in range(1, MOST_ATTEMPTS + 1):
@@ -195,37 +195,37 @@ def test_loss_is_a_pause_where_others_can_go_on(state: State, event: Event, cont
         actions = driver.tell(event, attempt)
         assert driver.leases.blocks() == 0
         if attempt < MOST_ATTEMPTS:
-            assert (driver.progress.state, driver.seen, actions[-1]) == (State.QUEUED, [], Action.CONTINUE)
+            assert (driver.progress.state, driver.seen, actions[-1]) == (RequestState.QUEUED, [], Action.CONTINUE)
             for way in TO[state]:
                 driver.tell(way)
     answer = Action.END_WITH_ERROR if content else Action.ANSWER_502
-    assert (driver.progress.state, driver.seen) == (State.FAILED, [answer])
+    assert (driver.progress.state, driver.seen) == (RequestState.FAILED, [answer])
 
 
 @pytest.mark.parametrize("event", [Event.DEADLINE, Event.CANCELLED, Event.NO_CAPACITY, Event.INPUT_REFUSED])
 def test_a_begun_stream_that_finds_no_machine_ends_with_an_error_event(event: Event) -> None:
     """A status would be written into the middle of a stream."""
-    driver = drive(Event.ASSIGNED, Event.FIRST_TOKEN, Event.CONTENT_SENT, Event.TOKEN_LOST, event, can_resume=True)
-    assert (driver.progress.state, driver.seen) == (State.FAILED, [Action.END_WITH_ERROR])
+    driver = drive(Event.ASSIGNED, Event.FIRST_TOKEN, Event.CONTENT_SENT, Event.DECODE_LOST, event, can_resume=True)
+    assert (driver.progress.state, driver.seen) == (RequestState.FAILED, [Action.END_WITH_ERROR])
 
 
-@pytest.mark.parametrize(("state", "event"), [(s, e) for s, e in LOSSES if s is not State.PREFILLING])
-def test_loss_after_content_ends_with_an_error_where_none_can_go_on(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), [(s, e) for s, e in LOSSES if s is not RequestState.PREFILLING])
+def test_loss_after_content_ends_with_an_error_where_none_can_go_on(state: RequestState, event: Event) -> None:
     """A stream that has begun would start again and repeat text, or end as if all were well."""
     driver = drive(*TO[state], Event.CONTENT_SENT)
     driver.tell(event)
     assert (driver.progress.state, driver.seen, driver.leases.blocks()) == (
-        State.FAILED,
+        RequestState.FAILED,
         [Action.END_WITH_ERROR],
         0,
     )
 
 
-@pytest.mark.parametrize("state", [State.WAITING, State.DECODING])
-def test_prompt_machine_is_not_needed_once_its_kv_has_landed(state: State) -> None:
-    """A prompt machine that dies after its work would take healthy streams with it."""
+@pytest.mark.parametrize("state", [RequestState.WAITING, RequestState.DECODING])
+def test_prompt_machine_is_not_needed_once_its_kv_has_landed(state: RequestState) -> None:
+    """A prefill machine that dies after its work would take healthy streams with it."""
     driver = drive(*TO[state])
-    assert driver.tell(Event.PROMPT_LOST) == (Action.ABSORB,)
+    assert driver.tell(Event.PREFILL_LOST) == (Action.ABSORB,)
     assert driver.progress.state is state
 
 
@@ -233,57 +233,61 @@ def test_kv_may_be_ready_before_the_first_token() -> None:
     """Reports that cross on two connections would leave a request waiting for KV that is there."""
     driver = drive(Event.ASSIGNED, Event.KV_READY)
     assert driver.progress.landed
-    assert driver.tell(Event.FIRST_TOKEN) == (Action.RELEASE_PROMPT, Action.EMIT)
-    assert (driver.progress.state, driver.progress.landed) == (State.WAITING, False)
+    assert driver.tell(Event.FIRST_TOKEN) == (Action.RELEASE_PREFILL, Action.EMIT)
+    assert (driver.progress.state, driver.progress.landed) == (RequestState.WAITING, False)
 
 
 def test_landed_kv_is_forgotten_with_its_attempt() -> None:
     """The second attempt would take the first one's KV for its own."""
-    driver = drive(Event.ASSIGNED, Event.KV_READY, Event.TOKEN_LOST, Event.ASSIGNED, Event.FIRST_TOKEN)
-    assert driver.progress.state is State.TRANSFERRING
+    driver = drive(Event.ASSIGNED, Event.KV_READY, Event.DECODE_LOST, Event.ASSIGNED, Event.FIRST_TOKEN)
+    assert driver.progress.state is RequestState.TRANSFERRING
 
 
 def test_token_that_overtakes_its_kv_report_is_kept() -> None:
     """A token would be lost because its KV's report came on the slower connection."""
     driver = drive(Event.ASSIGNED, Event.FIRST_TOKEN)
-    assert driver.tell(Event.TOKEN) == (Action.RELEASE_PROMPT, Action.EMIT)
-    assert driver.leases.ended == {Reason.COMPLETED: 1}
+    assert driver.tell(Event.TOKEN) == (Action.RELEASE_PREFILL, Action.EMIT)
+    assert driver.leases.ended == {LeaseEnd.COMPLETED: 1}
     assert driver.tell(Event.KV_READY) == (Action.ABSORB,)
 
 
 def test_events_of_another_attempt_are_absorbed() -> None:
     """A machine of an attempt that was given up would end, or feed, the present one."""
-    driver = drive(Event.ASSIGNED, Event.TOKEN_LOST, Event.ASSIGNED)
+    driver = drive(Event.ASSIGNED, Event.DECODE_LOST, Event.ASSIGNED)
     for event in Event:
         assert driver.tell(event, 1) == (Action.ABSORB,)
-    assert driver.progress == Progress(State.PREFILLING, attempts=2)
+    assert driver.progress == RequestProgress(RequestState.PREFILLING, attempts=2)
 
 
 @pytest.mark.parametrize(
     ("events", "state", "answer"),
     [
-        ([Event.NO_CAPACITY], State.REFUSED, Action.ANSWER_503),
-        ([Event.DEADLINE], State.REFUSED, Action.ANSWER_503),
-        ([Event.CANCELLED], State.REFUSED, Action.ANSWER_503),
-        ([Event.INPUT_REFUSED], State.REFUSED, Action.ANSWER_4XX),
-        ([Event.ASSIGNED, Event.TOKEN_LOST, Event.DEADLINE], State.FAILED, Action.ANSWER_502),
-        ([Event.ASSIGNED, Event.TOKEN_LOST, Event.NO_CAPACITY], State.FAILED, Action.ANSWER_503),
-        ([Event.ASSIGNED, Event.DEADLINE], State.FAILED, Action.ANSWER_502),
-        ([Event.ASSIGNED, Event.INPUT_REFUSED], State.REFUSED, Action.ANSWER_4XX),
-        ([Event.ASSIGNED, Event.CANCELLED], State.FAILED, Action.ANSWER_503),
-        ([Event.ASSIGNED, Event.FIRST_TOKEN, Event.CONTENT_SENT, Event.DEADLINE], State.FAILED, Action.END_WITH_ERROR),
-        ([Event.ASSIGNED, Event.FIRST_TOKEN, Event.STOPPED], State.DONE, Action.FINISH),
+        ([Event.NO_CAPACITY], RequestState.REFUSED, Action.ANSWER_503),
+        ([Event.DEADLINE], RequestState.REFUSED, Action.ANSWER_503),
+        ([Event.CANCELLED], RequestState.REFUSED, Action.ANSWER_503),
+        ([Event.INPUT_REFUSED], RequestState.REFUSED, Action.ANSWER_4XX),
+        ([Event.ASSIGNED, Event.DECODE_LOST, Event.DEADLINE], RequestState.FAILED, Action.ANSWER_502),
+        ([Event.ASSIGNED, Event.DECODE_LOST, Event.NO_CAPACITY], RequestState.FAILED, Action.ANSWER_503),
+        ([Event.ASSIGNED, Event.DEADLINE], RequestState.FAILED, Action.ANSWER_502),
+        ([Event.ASSIGNED, Event.INPUT_REFUSED], RequestState.REFUSED, Action.ANSWER_4XX),
+        ([Event.ASSIGNED, Event.CANCELLED], RequestState.FAILED, Action.ANSWER_503),
+        (
+            [Event.ASSIGNED, Event.FIRST_TOKEN, Event.CONTENT_SENT, Event.DEADLINE],
+            RequestState.FAILED,
+            Action.END_WITH_ERROR,
+        ),
+        ([Event.ASSIGNED, Event.FIRST_TOKEN, Event.STOPPED], RequestState.DONE, Action.FINISH),
     ],
 )
-def test_ends_are_answered_by_what_led_to_them(events: list[Event], state: State, answer: Action) -> None:
+def test_ends_are_answered_by_what_led_to_them(events: list[Event], state: RequestState, answer: Action) -> None:
     """A client would get the wrong status, or none."""
     driver = drive(*events)
     assert (driver.progress.state, driver.seen, driver.leases.blocks()) == (state, [answer], 0)
 
 
-def reachable() -> set[Progress]:
+def reachable() -> set[RequestProgress]:
     """Return every progress that some order of events leads to."""
-    found, left = {Progress()}, [Progress()]
+    found, left = {RequestProgress()}, [RequestProgress()]
     while left:
         before = left.pop()
         after = {
@@ -300,7 +304,7 @@ def test_every_way_is_bounded() -> None:
     """Some order of events would try without end, or keep one attempt's KV for the next."""
     for progress in reachable():
         assert 0 <= progress.attempts <= MOST_ATTEMPTS
-        assert not (progress.landed and progress.state is not State.PREFILLING)
+        assert not (progress.landed and progress.state is not RequestState.PREFILLING)
 
 
 def test_every_way_can_still_end_and_every_row_is_used() -> None:
@@ -352,19 +356,19 @@ class AnyOrder(RuleBasedStateMachine):
             assert Action.REASSIGN not in actions
             assert self.driver.progress.sent
         if Action.FINISH in actions:
-            assert self.driver.progress.state is State.DONE
+            assert self.driver.progress.state is RequestState.DONE
 
     @invariant()
     def ends_once(self) -> None:
         answers = self.driver.seen
         assert len(answers) + self.gone == int(self.driver.progress.ended)
-        assert (answers == [Action.FINISH]) == (self.driver.progress.state is State.DONE)
+        assert (answers == [Action.FINISH]) == (self.driver.progress.state is RequestState.DONE)
 
     @invariant()
     def holds_what_its_state_says(self) -> None:
         state = self.driver.progress.state
-        held = {Purpose.PREFILL} if state in HOLDS_PROMPT else set()
-        assert set(self.driver.held) == (held | {Purpose.DECODE} if state in HOLDS_TOKEN else held)
+        held = {Purpose.PREFILL} if state in HOLDS_PREFILL else set()
+        assert set(self.driver.held) == (held | {Purpose.DECODE} if state in HOLDS_DECODE else held)
 
     @invariant()
     def attempts_are_bounded(self) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 from gateways import TWICE, Rig, play, settle
 from phasesplit.gateway.gateway import Keys
-from phasesplit.gateway.keys import key_digest
-from phasesplit.gateway.states import Event
+from phasesplit.gateway.limits import key_digest
+from phasesplit.gateway.request_states import Event
 from phasesplit.gateway.story import MOST_EVENTS, MOST_STORIES, Stories, Story
 
 
@@ -33,13 +33,13 @@ def test_a_lost_machine_is_told_with_its_reason() -> None:
             assert told(page, "at_s", "event", "state", "attempt") == [
                 (0.0, "arrived", "queued", 0),
                 (0.0, "assigned", "prefilling", 1),
-                (0.0, "prompt_started", "prefilling", 1),
+                (0.0, "prefill_started", "prefilling", 1),
                 (0.5, "prompt_lost", "queued", 1),
                 (0.5, "assigned", "prefilling", 2),
-                (0.5, "prompt_started", "prefilling", 2),
+                (0.5, "prefill_started", "prefilling", 2),
             ]
             whys = [why for (why,) in told(page, "why")]
-            assert whys[1] == f"prompt machine {first.prompt}, token machine {first.token}"
+            assert whys[1] == f"prefill machine {first.prompt}, decode machine {first.token}"
             assert first.prompt not in whys[4]
             assert whys[3]
             for name in ("p1", "p2"):

@@ -6,22 +6,22 @@ import pytest
 
 from gateways import Rig, play, settle
 from phasesplit.errors import SpecError
-from phasesplit.gateway.stages import STAGES, Stages, intervals
-from phasesplit.gateway.tracing import Spans, spans_to
+from phasesplit.gateway.meters import STAGES, RequestStages, intervals
+from phasesplit.gateway.metrics import Spans, spans_to
 
 HAS_OTEL = importlib.util.find_spec("opentelemetry") is not None
 
 
 def test_stages_follow_one_another() -> None:
     """Stages would overlap, leave gaps, or count what was never reached."""
-    whole = Stages(0.0, 0.1, 0.5, 1.0, 1.25, 1.5, 4.0)
+    whole = RequestStages(0.0, 0.1, 0.5, 1.0, 1.25, 1.5, 4.0)
     found = intervals(whole.record())
     assert list(found) == list(STAGES)
     assert [end for _, end in found.values()] == [0.5, 1.0, 1.25, 1.5, 4.0]
     assert sum(whole.durations().values()) == 4.0
-    assert list(intervals(Stages(0.0, 0.1, 0.5, None).record())) == ["queue"]
+    assert list(intervals(RequestStages(0.0, 0.1, 0.5, None).record())) == ["queue"]
     # All KV may be there before the first token is: nothing of the transfer was exposed.
-    early = Stages(0.0, 0.1, 0.5, 1.0, 0.9, 1.5, 1.5).durations()
+    early = RequestStages(0.0, 0.1, 0.5, 1.0, 0.9, 1.5, 1.5).durations()
     assert (early["transfer"], early["wait"], sum(early.values())) == (0.0, 0.5, 1.5)
 
 
@@ -38,7 +38,7 @@ def test_spans_have_the_stages_instants() -> None:
 
     async def scenario() -> None:
         async with Rig() as rig:
-            rig.workers["p"].prompt_s, rig.workers["t"].token_s = 1.0, 0.5
+            rig.workers["p"].prefill_s, rig.workers["t"].decode_s = 1.0, 0.5
             call = rig.complete(max_tokens=3)
             await settle()
             await rig.pass_time(2.0)

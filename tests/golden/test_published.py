@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from phasesplit.domain.request import Trace
-from phasesplit.files.catalog import build_cluster
-from phasesplit.scheduling.rules import Rules
-from phasesplit.simulation.result import Result
-from phasesplit.simulation.run import simulate
+from phasesplit.io.catalog import build_cluster
+from phasesplit.scheduler.rules import Rules
+from phasesplit.simulator.result import Result
+from phasesplit.simulator.run import simulate
 
 pytestmark = pytest.mark.shared
 
@@ -100,7 +100,7 @@ def assert_equal_to_file(result: Result, path: Path) -> None:
         (overhead_s, "nth_token_overheads"),
     ]:
         assert np.abs(times_s - expected[column]).max() < TOLERANCE_S, column
-    for ours, column in (("prefill_machine", "prompt_instance"), ("decode_machine", "token_instance")):
+    for ours, column in (("prefill_machine", "prefill_instance"), ("decode_machine", "decode_instance")):
         assert (found[ours] == expected[column]).all(), column
 
 
@@ -115,7 +115,7 @@ def test_two_minute_runs(name: str, shared_data: Path) -> None:
     ours = ("steps", "iterations", "task_iterations", "preemptions")
     theirs = ("macro_iterations", "iterations", "task_iterations", "preempted_task_events")
     assert [result.counts[count] for count in ours] == [int(rows[name][count]) for count in theirs]
-    moves = tuple(result.counts[count] for count in ("token_to_mixed", "prompt_to_mixed", "one_machine"))
+    moves = tuple(result.counts[count] for count in ("decode_to_mixed", "prefill_to_mixed", "one_machine"))
     assert moves == TWO_MINUTES[name]
     assert result.counts["returns"] == moves[0] + moves[1]
 
@@ -126,7 +126,7 @@ def test_overloaded_runs(name: str, shared_data: Path) -> None:
     folder = shared_data / "splitwise-sim"
     result = published_run(folder, name)
     assert_equal_to_file(result, folder / "overload" / f"{name}.csv.gz")
-    names = ("steps", "iterations", "preemptions", "token_to_mixed", "prompt_to_mixed", "one_machine")
+    names = ("steps", "iterations", "preemptions", "decode_to_mixed", "prefill_to_mixed", "one_machine")
     assert tuple(result.counts[count] for count in names) == OVERLOAD[name]
 
 

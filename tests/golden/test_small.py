@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from doubles import KV_BYTES_PER_TOKEN, tiny_cluster, tiny_trace
-from phasesplit.scheduling.rules import Rules
-from phasesplit.simulation.run import simulate
+from phasesplit.scheduler.rules import Rules
+from phasesplit.simulator.run import simulate
 
 FOLDER = Path(__file__).parent / "small"
 LINK_BYTES_PER_S = 200 * 2**30
@@ -39,7 +39,7 @@ def test_kernel_gives_the_golden_run_request_by_request(name: str) -> None:
     pools, capacity_tokens = CASES[name]
     expected = golden(name)
     cluster = tiny_cluster(
-        *pools, capacity_tokens=capacity_tokens, hbm_share=1.0, prompt_s_per_token=1e-4, token_s=0.05
+        *pools, capacity_tokens=capacity_tokens, hbm_share=1.0, prefill_s_per_token=1e-4, decode_s=0.05
     )
     tokens = (expected["prompt_tokens"].astype(int).tolist(), expected["output_tokens"].astype(int).tolist())
     trace = tiny_trace(*zip(expected["arrival_s"].tolist(), *tokens, strict=True))
@@ -49,8 +49,8 @@ def test_kernel_gives_the_golden_run_request_by_request(name: str) -> None:
     overhead_s = result.columns["transfer_exposed_s"] + result.columns["decode_queue_s"]
     published = {
         "second_token_overhead_s": overhead_s,
-        "prompt_instance": result.columns["prefill_machine"],
-        "token_instance": result.columns["decode_machine"],
+        "prefill_instance": result.columns["prefill_machine"],
+        "decode_instance": result.columns["decode_machine"],
     }
     assert set(published) <= set(expected)
     for column, found in {**result.columns, **published}.items():
@@ -68,13 +68,13 @@ def test_golden_runs_contain_what_they_are_meant_to_prove() -> None:
     """The golden files would be so easy that kernels with other rules give them too."""
     sums = {column: sum(counts(name)[column] for name in CASES) for column in counts("split")}
     assert sums["preemptions"] > 300
-    assert sums["token_to_mixed"] >= 1
-    assert sums["prompt_to_mixed"] >= 5
+    assert sums["decode_to_mixed"] >= 1
+    assert sums["prefill_to_mixed"] >= 5
     assert 0 < sum(counts(name)["same_instance"] for name in CASES if name != "unsplit") < 300
     retried = 0
     for name in CASES:
         rows = golden(name)
         transfer_s = rows["prompt_tokens"] * KV_BYTES_PER_TOKEN / LINK_BYTES_PER_S
-        moved = rows["prompt_instance"] != rows["token_instance"]
+        moved = rows["prefill_instance"] != rows["decode_instance"]
         retried += int((moved & (rows["second_token_overhead_s"] - transfer_s > 0.999)).sum())
     assert retried >= 5

@@ -22,7 +22,7 @@ class Cluster:
         ]
         self.pools = Pools(self.machines, rules, self.agenda, self.counters)
         self.on_the_way: list[Request] = []
-        """Those for whose KV room is held on the token machine, until it is there."""
+        """Those for whose KV room is held on the decode machine, until it is there."""
         self.network = Network(self.agenda, model, self.kv_arrives)
         for machine in self.machines:
             machine.hand_on = self.hand_on
@@ -43,9 +43,9 @@ class Cluster:
         if longest > min(machine.capacity_blocks for machine in self.machines):
             request.refused = True
             return
-        prompt_side, token_side = self.pools.choose(request)
-        self.pools.assign(request, prompt_side, token_side)
-        prompt_side.task_arrives(request)
+        prefill_side, decode_side = self.pools.choose(request)
+        self.pools.assign(request, prefill_side, decode_side)
+        prefill_side.task_arrives(request)
 
     def begin_to_stream(self, request: Request, step_s: float) -> None:
         source, target = ends_of(request)
@@ -64,7 +64,7 @@ class Cluster:
         _, target = ends_of(request)
         target.landing.append(request)
         self.let_land(target)
-        self.counters.landings_waited += request in target.landing
+        self.counters.awaiting_room_waited += request in target.landing
 
     def let_land(self, machine: Machine) -> None:
         while machine.landing:
@@ -77,26 +77,26 @@ class Cluster:
                 self.counters.serialized += 1
                 self.network.send(request, source, machine)
                 continue
-            if machine.lanes or any(machine in ends_of(each) for each in self.on_the_way):
+            if machine.running_entries or any(machine in ends_of(each) for each in self.on_the_way):
                 return
             machine.landing.remove(request)
             self.counters.refilled += 1
-            self.leave_prompt_machine(request)
+            self.leave_prefill_machine(request)
             machine.compute_again(request)
             machine.waiting.append(request)
             machine.wake()
-            if not source.lanes:
+            if not source.running_entries:
                 source.wake()
 
     def kv_arrives(self, request: Request) -> None:
         source, target = ends_of(request)
         self.on_the_way.remove(request)
-        self.leave_prompt_machine(request)
+        self.leave_prefill_machine(request)
         request.kv_ready_s = self.agenda.now_s
         target.task_arrives(request)
         source.memory_came_free_by_a_transfer()
 
-    def leave_prompt_machine(self, request: Request) -> None:
+    def leave_prefill_machine(self, request: Request) -> None:
         source, _ = ends_of(request)
         source.used_blocks -= request.held_blocks
         source.committed_blocks -= request.first_blocks
@@ -106,8 +106,8 @@ class Cluster:
 
 def ends_of(request: Request) -> tuple[Machine, Machine]:
     assert request.assigned is not None
-    assert request.token_machine is not None
-    return request.assigned, request.token_machine
+    assert request.decode_machine is not None
+    return request.assigned, request.decode_machine
 
 
 def simulate(arrivals: Sequence[Arrival], builds: Sequence[Build], model: Model, rules: Rules) -> Result:
@@ -122,7 +122,7 @@ def simulate(arrivals: Sequence[Arrival], builds: Sequence[Build], model: Model,
         if not (request.refused or request.done):
             raise RuntimeError(f"request {request.number} never ended")
     for machine in cluster.machines:
-        accounts = (machine.used_blocks, machine.committed_blocks, machine.pending_tokens, machine.prompt_phases)
-        if any(accounts) or machine.pending_output_tokens or machine.token_phases:
+        accounts = (machine.used_blocks, machine.committed_blocks, machine.pending_tokens, machine.prefill_phases)
+        if any(accounts) or machine.pending_output_tokens or machine.decode_phases:
             raise RuntimeError(f"machine {machine.number} ends with {accounts}")
     return result

@@ -13,7 +13,7 @@ from naive.default_parts import Model, Request
 
 @dataclass(eq=False)
 class Flow:
-    """Bytes on their way from a prompt machine to a token machine."""
+    """Bytes on their way from a prefill machine to a decode machine."""
 
     request: Request
     source: Machine
@@ -46,11 +46,11 @@ class Network:
         self.open(Flow(request, source, target, size, size / step_s, False, self.agenda.now_s))
 
     def send(self, request: Request, source: Machine, target: Machine) -> None:
-        """Send everything, after the prompt phase."""
+        """Send everything, after the prefill phase."""
         self.open(Flow(request, source, target, self.kv_bytes(request), math.inf, True, self.agenda.now_s))
 
     def drain(self, flow: Flow) -> None:
-        """Let a streamed flow go as fast as it can: the prompt phase is over, at least the last layer is left."""
+        """Let a streamed flow go as fast as it can: the prefill phase is over, at least the last layer is left."""
         self.progress(flow)
         share = flow.request.chunk / flow.request.arrival.prompt_tokens
         last_layer_bytes = share * self.kv_bytes(flow.request) / self.model.layers

@@ -20,8 +20,8 @@ Role: TypeAlias = Literal["prompt", "token", "mixed", "unsplit"]
 class Rules:
     """The settings, with the names and the spelling that people write."""
 
-    prompt_placement: str = "jsq-tokens"
-    token_placement: str = "jsq-kv"
+    prefill_placement: str = "jsq-tokens"
+    decode_placement: str = "jsq-kv"
     batching: str = "whole"
     unsplit_batching: str = "chunked"
     batch_prompt_tokens: int = 2048
@@ -43,24 +43,24 @@ class Rules:
 class Times:
     """How long iterations take."""
 
-    prompt_knots: Knots
-    token_knots: Knots
-    prompt_pair_s: float = 0.0
-    token_context_s: float = 0.0
+    prefill_knots: Knots
+    decode_knots: Knots
+    prefill_pair_s: float = 0.0
+    decode_context_s: float = 0.0
 
     def iteration_s(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> float:
-        """Return the time of an iteration: prompts by (tokens computed, tokens before them), token tasks by context."""
+        """Return an iteration's time: prompts by (tokens computed, tokens before them), decode tasks by context."""
         requests = len(contexts)
-        context_s = self.token_context_s * sum(contexts)
-        token_s = max(interpolate(self.token_knots, requests), 0.0)
+        context_s = self.decode_context_s * sum(contexts)
+        decode_s = max(interpolate(self.decode_knots, requests), 0.0)
         prompt_tokens = sum(tokens for tokens, _ in chunks)
         if prompt_tokens == 0:
-            return token_s + context_s
-        linear_s = max(interpolate(self.prompt_knots, prompt_tokens + requests), 0.0)
+            return decode_s + context_s
+        linear_s = max(interpolate(self.prefill_knots, prompt_tokens + requests), 0.0)
         if requests:
-            linear_s = max(linear_s, token_s)
+            linear_s = max(linear_s, decode_s)
         pairs = sum(tokens * tokens / 2 + tokens * before for tokens, before in chunks)
-        return linear_s + self.prompt_pair_s * pairs + context_s
+        return linear_s + self.prefill_pair_s * pairs + context_s
 
 
 @dataclass(frozen=True)
@@ -115,26 +115,26 @@ class Request:
     """When each token was emitted."""
     phase: Literal["prompt", "token"] = "prompt"
     computed: int = 0
-    """Tokens that its present prompt phase has computed."""
+    """Tokens that its present prefill phase has computed."""
     chunk: int = 0
-    """Tokens that its prompt phase computes in the present iteration."""
+    """Tokens that its prefill phase computes in the present iteration."""
     held_blocks: int = 0
     """On the machine where it is."""
     arriving_blocks: int = 0
-    """Held on its token machine while its KV is on the way."""
+    """Held on its decode machine while its KV is on the way."""
     passed_over: int = 0
-    """Batches that were formed without its waiting token task; when they are many, it goes first."""
+    """Batches that were formed without its waiting decode task; when they are many, it goes first."""
     preemptions: int = 0
     flow: Flow | None = None
     streamed: bool = False
     assigned: Machine | None = None
-    """Its prompt machine as chosen at arrival."""
-    prompt_machine: Machine | None = None
-    """Where its prompt phase is computed now: after an eviction on the token machine."""
-    token_machine: Machine | None = None
-    prompt_start_s: float = -1.0
+    """Its prefill machine as chosen at arrival."""
+    prefill_machine: Machine | None = None
+    """Where its prefill phase is computed now: after an eviction on the decode machine."""
+    decode_machine: Machine | None = None
+    prefill_start_s: float = -1.0
     kv_ready_s: float = -1.0
-    token_start_s: float = -1.0
+    decode_start_s: float = -1.0
 
     @property
     def emitted(self) -> int:
@@ -146,22 +146,22 @@ class Request:
 
     @property
     def context(self) -> int:
-        """Tokens so far, which a prompt phase computes and a token phase attends to."""
+        """Tokens so far, which a prefill phase computes and a decode phase attends to."""
         return self.arrival.prompt_tokens + self.emitted
 
     @property
-    def prompt_blocks(self) -> int:
-        """What its prompt phase reserves."""
+    def prefill_blocks(self) -> int:
+        """What its prefill phase reserves."""
         return self.rules.blocks(self.context + 1)
 
     @property
     def first_blocks(self) -> int:
-        """What is committed for it on a prompt machine."""
+        """What is committed for it on a prefill machine."""
         return self.rules.blocks(self.arrival.prompt_tokens + 1)
 
     @property
     def expected_blocks(self) -> int:
-        """What is committed for it on its token machine."""
+        """What is committed for it on its decode machine."""
         return self.rules.blocks(self.arrival.prompt_tokens + self.arrival.expected_tokens)
 
     @property
@@ -171,23 +171,23 @@ class Request:
 
 @dataclass
 class Counters:
-    """Sums over a run; those from `landings_waited` on are only for seeing what a case comes to."""
+    """Sums over a run; those from `awaiting_room_waited` on are only for seeing what a case comes to."""
 
     steps: int = 0
     iterations: int = 0
     task_iterations: int = 0
     preemptions: int = 0
     evictions: int = 0
-    prompt_to_mixed: int = 0
-    token_to_mixed: int = 0
+    prefill_to_mixed: int = 0
+    decode_to_mixed: int = 0
     returns: int = 0
     repurposed: int = 0
     one_machine: int = 0
     layerwise: int = 0
     serialized: int = 0
     refilled: int = 0
-    landings_waited: int = 0
-    landing_cuts: int = 0
+    awaiting_room_waited: int = 0
+    awaiting_room_cuts: int = 0
     arrival_cuts: int = 0
     both_to_least_loaded: int = 0
     prompt_queued_static: int = 0

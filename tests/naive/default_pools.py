@@ -49,18 +49,18 @@ class Pools:
 
     # Loads
 
-    def prompt_load(self, machine: Machine) -> int:
-        match self.rules.prompt_placement:
+    def prefill_load(self, machine: Machine) -> int:
+        match self.rules.prefill_placement:
             case "jsq-requests":
-                return machine.prompt_phases + machine.token_phases
+                return machine.prefill_phases + machine.decode_phases
             case "jsq-kv":
                 return machine.committed_blocks
         return machine.pending_tokens
 
-    def token_load(self, machine: Machine) -> int:
-        match self.rules.token_placement:
+    def decode_load(self, machine: Machine) -> int:
+        match self.rules.decode_placement:
             case "jsq-requests":
-                return machine.prompt_phases + machine.token_phases
+                return machine.prefill_phases + machine.decode_phases
             case "jsq-tokens":
                 return machine.pending_output_tokens
         return machine.committed_blocks
@@ -72,8 +72,8 @@ class Pools:
         members = self.members[pool]
         if not members:
             return None
-        rule = self.rules.prompt_placement if phase == "prompt" else self.rules.token_placement
-        load = self.prompt_load if phase == "prompt" else self.token_load
+        rule = self.rules.prefill_placement if phase == "prompt" else self.rules.decode_placement
+        load = self.prefill_load if phase == "prompt" else self.decode_load
         if rule == "round-robin":
             turn = self.turns[phase]
             self.turns[phase] += 1
@@ -91,36 +91,36 @@ class Pools:
             machine = self.pick("prompt", "unsplit")
             assert machine is not None
             return machine, machine
-        prompt_side = self.pick_for_prompt("prompt", request) or self.pick_for_prompt("mixed", request)
-        token_side = self.pick_for_tokens("token", request) or self.pick_for_tokens("mixed", request)
+        prefill_side = self.pick_for_prefill("prompt", request) or self.pick_for_prefill("mixed", request)
+        decode_side = self.pick_for_tokens("token", request) or self.pick_for_tokens("mixed", request)
         if not self.rules.elastic:
-            return prompt_side or self.queue_for_prompt(), token_side or self.queue_for_tokens()
-        if prompt_side is None and self.members["token"]:
-            prompt_side = self.least(self.prompt_load, self.members["token"])
-            self.counters.token_to_mixed += 1
-            self.move_to_mixed(prompt_side)
-        if token_side is None and self.members["prompt"]:
-            token_side = self.least(self.token_load, self.members["prompt"])
-            self.counters.prompt_to_mixed += 1
-            self.move_to_mixed(token_side)
-        if prompt_side is None or token_side is None:
+            return prefill_side or self.queue_for_prefill(), decode_side or self.queue_for_tokens()
+        if prefill_side is None and self.members["token"]:
+            prefill_side = self.least(self.prefill_load, self.members["token"])
+            self.counters.decode_to_mixed += 1
+            self.move_to_mixed(prefill_side)
+        if decode_side is None and self.members["prompt"]:
+            decode_side = self.least(self.decode_load, self.members["prompt"])
+            self.counters.prefill_to_mixed += 1
+            self.move_to_mixed(decode_side)
+        if prefill_side is None or decode_side is None:
             self.counters.both_to_least_loaded += 1
             pools: list[Role] = ["prompt", "mixed", "token"]
-            best = [self.least(self.prompt_load, self.members[pool]) for pool in pools if self.members[pool]]
-            prompt_side = token_side = min(best, key=self.prompt_load)
-        return prompt_side, token_side
+            best = [self.least(self.prefill_load, self.members[pool]) for pool in pools if self.members[pool]]
+            prefill_side = decode_side = min(best, key=self.prefill_load)
+        return prefill_side, decode_side
 
-    def queue_for_prompt(self) -> Machine:
+    def queue_for_prefill(self) -> Machine:
         self.counters.prompt_queued_static += 1
-        best = [self.least(self.prompt_load, self.members[pool]) for pool in ("prompt", "mixed") if self.members[pool]]
-        return min(best, key=self.prompt_load)
+        best = [self.least(self.prefill_load, self.members[pool]) for pool in ("prompt", "mixed") if self.members[pool]]
+        return min(best, key=self.prefill_load)
 
     def queue_for_tokens(self) -> Machine:
         self.counters.tokens_queued_static += 1
-        best = [self.least(self.token_load, self.members[pool]) for pool in ("token", "mixed") if self.members[pool]]
-        return min(best, key=self.token_load)
+        best = [self.least(self.decode_load, self.members[pool]) for pool in ("token", "mixed") if self.members[pool]]
+        return min(best, key=self.decode_load)
 
-    def pick_for_prompt(self, pool: Role, request: Request) -> Machine | None:
+    def pick_for_prefill(self, pool: Role, request: Request) -> Machine | None:
         machine = self.pick("prompt", pool)
         if machine is None:
             return None
@@ -134,21 +134,21 @@ class Pools:
             return None
         return machine
 
-    def assign(self, request: Request, prompt_side: Machine, token_side: Machine) -> None:
-        request.assigned = request.prompt_machine = prompt_side
-        request.token_machine = token_side
-        prompt_side.prompt_phases += 1
-        prompt_side.pending_tokens += request.arrival.prompt_tokens
-        token_side.token_phases += 1
-        token_side.pending_tokens += 1
-        token_side.pending_output_tokens += request.arrival.expected_tokens
-        token_side.committed_blocks += request.expected_blocks
-        if prompt_side is not token_side:
-            prompt_side.committed_blocks += request.first_blocks
-            self.rank_last(prompt_side)
+    def assign(self, request: Request, prefill_side: Machine, decode_side: Machine) -> None:
+        request.assigned = request.prefill_machine = prefill_side
+        request.decode_machine = decode_side
+        prefill_side.prefill_phases += 1
+        prefill_side.pending_tokens += request.arrival.prompt_tokens
+        decode_side.decode_phases += 1
+        decode_side.pending_tokens += 1
+        decode_side.pending_output_tokens += request.arrival.expected_tokens
+        decode_side.committed_blocks += request.expected_blocks
+        if prefill_side is not decode_side:
+            prefill_side.committed_blocks += request.first_blocks
+            self.rank_last(prefill_side)
         else:
             self.counters.one_machine += 1
-        self.rank_last(token_side)
+        self.rank_last(decode_side)
 
     # The mixed pool
 
@@ -160,7 +160,7 @@ class Pools:
     def leave_mixed(self, machine: Machine) -> None:
         if machine not in self.members["mixed"] or machine.home == "mixed":
             return
-        foreign = machine.prompt_phases if machine.home == "token" else machine.token_phases
+        foreign = machine.prefill_phases if machine.home == "token" else machine.decode_phases
         if foreign == 0:
             self.counters.returns += 1
         elif self.agenda.now_s - machine.mixed_since_s >= self.rules.repurpose_after_s and self.members[machine.home]:

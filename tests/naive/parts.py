@@ -23,8 +23,8 @@ class Machine:
     """One instance to build: its role, how long its iterations take, and its memory (weights included)."""
 
     role: Role
-    prompt_knots: Knots
-    token_knots: Knots
+    prefill_knots: Knots
+    decode_knots: Knots
     capacity_bytes: float
 
 
@@ -45,8 +45,8 @@ class Outcome:
     e2e_s: float = math.nan
     queue_s: float = math.nan
     second_token_overhead_s: float = math.nan
-    prompt_instance: int = -1
-    token_instance: int = -1
+    prefill_instance: int = -1
+    decode_instance: int = -1
 
     @property
     def completed(self) -> bool:
@@ -62,8 +62,8 @@ class Counters:
     iterations: int = 0
     task_iterations: int = 0
     preemptions: int = 0
-    token_to_mixed: int = 0
-    prompt_to_mixed: int = 0
+    decode_to_mixed: int = 0
+    prefill_to_mixed: int = 0
     back_from_mixed: int = 0
     same_instance: int = 0
 

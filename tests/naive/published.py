@@ -13,7 +13,7 @@ from naive.published_instance import Instance, Request, Task
 END_S = 86_400.0
 LINK_BYTES_PER_S = 200 * 2**30
 RETRY_S = 1.0
-PROMPT_QUEUE_TOKENS = 8192
+PREFILL_QUEUE_TOKENS = 8192
 
 
 class Cluster:
@@ -29,9 +29,9 @@ class Cluster:
         for instance in self.instances:
             instance.start_transfer = self.start_transfer
             instance.go_back_from_mixed = self.go_back_from_mixed
-        self.prompt_list = [instance for instance in self.instances if instance.role == "prompt"]
+        self.prefill_list = [instance for instance in self.instances if instance.role == "prompt"]
         self.mixed_list: list[Instance] = []
-        self.token_list = [instance for instance in self.instances if instance.role == "token"]
+        self.decode_list = [instance for instance in self.instances if instance.role == "token"]
         self.unsplit = all(instance.role == "unsplit" for instance in self.instances)
 
     @property
@@ -55,20 +55,20 @@ class Cluster:
 
     def request_arrives(self, request: Request) -> None:
         if self.unsplit:
-            prompt_side, token_side = self.choose_baseline(request)
+            prefill_side, decode_side = self.choose_baseline(request)
         else:
-            prompt_side, token_side = self.choose_splitwise(request)
-        self.submit(request, prompt_side, token_side)
+            prefill_side, decode_side = self.choose_splitwise(request)
+        self.submit(request, prefill_side, decode_side)
 
-    def submit(self, request: Request, prompt_side: Instance, token_side: Instance) -> None:
-        request.prompt.instance = prompt_side
-        request.token.instance = token_side
-        request.outcome.prompt_instance = prompt_side.number
-        request.outcome.token_instance = token_side.number
-        prompt_side.task_arrives(request.prompt)
-        if prompt_side is token_side:
+    def submit(self, request: Request, prefill_side: Instance, decode_side: Instance) -> None:
+        request.prompt.instance = prefill_side
+        request.token.instance = decode_side
+        request.outcome.prefill_instance = prefill_side.number
+        request.outcome.decode_instance = decode_side.number
+        prefill_side.task_arrives(request.prompt)
+        if prefill_side is decode_side:
             self.counters.same_instance += 1
-            token_side.task_arrives(request.token)
+            decode_side.task_arrives(request.token)
 
     def start_transfer(self, prompt: Task) -> None:
         """Try to start the transfer of a request whose prompt has ended; try again later if there is no room."""
@@ -96,45 +96,45 @@ class Cluster:
         return chosen, chosen
 
     def choose_splitwise(self, request: Request) -> tuple[Instance, Instance]:
-        prompt_kv = self.kv_bytes(request.prompt_tokens + 1)
-        all_kv = prompt_kv + self.kv_bytes(request.output_tokens - 1)
+        prefill_kv = self.kv_bytes(request.prompt_tokens + 1)
+        all_kv = prefill_kv + self.kv_bytes(request.output_tokens - 1)
 
         def too_long_a_queue(instance: Instance) -> bool:
             pending = instance.sched_pending_tokens + request.prompt_tokens
-            return len(instance.queue) > 0 and pending > PROMPT_QUEUE_TOKENS
+            return len(instance.queue) > 0 and pending > PREFILL_QUEUE_TOKENS
 
         def too_little_memory(instance: Instance) -> bool:
             return instance.sched_memory_bytes + all_kv >= instance.capacity_bytes
 
-        prompt_side = first_accepted([self.prompt_list, self.mixed_list], pending_tokens, too_long_a_queue)
-        token_side = first_accepted([self.token_list, self.mixed_list], sched_memory, too_little_memory)
+        prefill_side = first_accepted([self.prefill_list, self.mixed_list], pending_tokens, too_long_a_queue)
+        decode_side = first_accepted([self.decode_list, self.mixed_list], sched_memory, too_little_memory)
 
-        if prompt_side is None and self.token_list:
-            prompt_side = min(self.token_list, key=pending_tokens)
-            self.token_list.remove(prompt_side)
-            self.mixed_list.append(prompt_side)
-            self.counters.token_to_mixed += 1
-        if token_side is None and self.prompt_list:
-            token_side = min(self.prompt_list, key=sched_memory)
-            self.prompt_list.remove(token_side)
-            self.mixed_list.append(token_side)
-            self.counters.prompt_to_mixed += 1
-        if prompt_side is None or token_side is None:
-            prompt_side = min(self.prompt_list + self.mixed_list + self.token_list, key=pending_tokens)
-            token_side = prompt_side
+        if prefill_side is None and self.decode_list:
+            prefill_side = min(self.decode_list, key=pending_tokens)
+            self.decode_list.remove(prefill_side)
+            self.mixed_list.append(prefill_side)
+            self.counters.decode_to_mixed += 1
+        if decode_side is None and self.prefill_list:
+            decode_side = min(self.prefill_list, key=sched_memory)
+            self.prefill_list.remove(decode_side)
+            self.mixed_list.append(decode_side)
+            self.counters.prefill_to_mixed += 1
+        if prefill_side is None or decode_side is None:
+            prefill_side = min(self.prefill_list + self.mixed_list + self.decode_list, key=pending_tokens)
+            decode_side = prefill_side
 
-        if prompt_side is not token_side:
-            prompt_side.sched_memory_bytes += prompt_kv
-        token_side.sched_memory_bytes += all_kv
-        prompt_side.sched_pending_tokens += request.prompt_tokens
-        token_side.sched_pending_tokens += 1
-        return prompt_side, token_side
+        if prefill_side is not decode_side:
+            prefill_side.sched_memory_bytes += prefill_kv
+        decode_side.sched_memory_bytes += all_kv
+        prefill_side.sched_pending_tokens += request.prompt_tokens
+        decode_side.sched_pending_tokens += 1
+        return prefill_side, decode_side
 
     def go_back_from_mixed(self, instance: Instance) -> None:
         if instance not in self.mixed_list:
             return
         self.mixed_list.remove(instance)
-        home = self.prompt_list if instance.role == "prompt" else self.token_list
+        home = self.prefill_list if instance.role == "prompt" else self.decode_list
         home.append(instance)
         self.counters.back_from_mixed += 1
 

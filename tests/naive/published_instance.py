@@ -18,7 +18,7 @@ MIXED_FACTOR = 1.1
 
 @dataclass(eq=False)
 class Task:
-    """The prompt task or the token task of a request."""
+    """The prefill task or the decode task of a request."""
 
     request: Request
     kind: Literal["prompt", "token"]
@@ -47,7 +47,7 @@ class Request:
         self.prompt_tokens = arrival.prompt_tokens
         self.output_tokens = arrival.output_tokens
         self.outcome = outcome
-        self.prompt_end_s = math.nan
+        self.prefill_end_s = math.nan
         self.prompt = Task(self, "prompt", arrival.prompt_tokens, 1, arrival.prompt_tokens + 1)
         self.token = Task(self, "token", 1, arrival.output_tokens - 1, arrival.output_tokens - 1)
 
@@ -150,9 +150,11 @@ class Instance:
         return len(self.batch) < BATCH_TASKS and self.batch_tokens + task.tokens <= BATCH_TOKENS
 
     def is_prompt_that_fits_without_the_token_tasks(self, task: Task) -> bool:
-        token_tasks = sum(each.kind == "token" for each in self.batch)
+        decode_tasks = sum(each.kind == "token" for each in self.batch)
         return (
-            task.kind == "prompt" and token_tasks > 0 and self.batch_tokens - token_tasks + task.tokens <= BATCH_TOKENS
+            task.kind == "prompt"
+            and decode_tasks > 0
+            and self.batch_tokens - decode_tasks + task.tokens <= BATCH_TOKENS
         )
 
     def transfer_out_ended(self) -> None:
@@ -192,7 +194,7 @@ class Instance:
             self.present_order.remove(request)
         self.sched_pending_tokens -= task.tokens
         if task.kind == "prompt":
-            request.prompt_end_s = self.agenda.now_s
+            request.prefill_end_s = self.agenda.now_s
             request.outcome.ttft_s = self.agenda.now_s - request.arrival_s
             if request.token.instance is not self:
                 self.start_transfer(task)
@@ -290,16 +292,16 @@ class Instance:
             if task.kind == "prompt":
                 request.outcome.queue_s = now_s - request.arrival_s
             else:
-                request.outcome.second_token_overhead_s = now_s - request.prompt_end_s
+                request.outcome.second_token_overhead_s = now_s - request.prefill_end_s
 
     def start_step(self) -> None:
         kinds = {task.kind for task in self.batch}
         if "prompt" not in kinds:
             self.iterations = min(task.left_tokens for task in self.batch)
-            self.iteration_s = interpolate(self.machine.token_knots, self.batch_tokens)
+            self.iteration_s = interpolate(self.machine.decode_knots, self.batch_tokens)
         else:
             self.iterations = 1
-            self.iteration_s = interpolate(self.machine.prompt_knots, self.batch_tokens)
+            self.iteration_s = interpolate(self.machine.prefill_knots, self.batch_tokens)
             if "token" in kinds:
                 self.iteration_s *= MIXED_FACTOR
         self.step_start_s = self.agenda.now_s

@@ -3,9 +3,9 @@
 import pytest
 
 from phasesplit.protocol.answers import (
+    AnswerPiece,
     ClientAnswer,
     FinishedChoice,
-    Piece,
     TokenLogprob,
     chat_logprobs,
     completion_logprobs,
@@ -66,19 +66,19 @@ def test_chat_shape() -> None:
 
 def test_completion_chunk_shape() -> None:
     """A client that streams completions could not read a chunk, or would miss the null usage before the last."""
-    chunk = ANSWER.completion_chunk(Piece(1, "a", LOGPROBS, 4), with_usage=True)
+    chunk = ANSWER.completion_chunk(AnswerPiece(1, "a", LOGPROBS, 4), with_usage=True)
     assert (chunk["object"], chunk["usage"]) == ("text_completion", None)
     assert chunk["choices"] == [
         {"index": 1, "text": "a", "logprobs": completion_logprobs(LOGPROBS, 4), "finish_reason": None}
     ]
-    assert "usage" not in ANSWER.completion_chunk(Piece(0, "a"), with_usage=False)
+    assert "usage" not in ANSWER.completion_chunk(AnswerPiece(0, "a"), with_usage=False)
 
 
 def test_chat_chunks_shape() -> None:
     """A client that streams chats would not learn who speaks, or take the end for text."""
     first = ANSWER.role_chunk(1, with_usage=False)
-    last = ANSWER.chat_chunk(Piece(1, finish_reason="length"), with_usage=False)
-    middle = ANSWER.chat_chunk(Piece(1, "a"), with_usage=False)
+    last = ANSWER.chat_chunk(AnswerPiece(1, finish_reason="length"), with_usage=False)
+    middle = ANSWER.chat_chunk(AnswerPiece(1, "a"), with_usage=False)
     assert {first["object"], middle["object"], last["object"]} == {"chat.completion.chunk"}
     assert [chunk["choices"][0] for chunk in (first, middle, last)] == [
         {"index": 1, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None},

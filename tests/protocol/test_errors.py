@@ -3,7 +3,7 @@
 import pytest
 
 from phasesplit.errors import GatewayError, NoCapacityError, RequestError, TransferError, WorkerError
-from phasesplit.protocol.errors import error_answer, unknown_model, wrong_key
+from phasesplit.protocol.openai_errors import error_answer, unknown_model, wrong_key
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from phasesplit.protocol.metrics import Sample, read_samples
+from phasesplit.protocol.prometheus_text import Sample, read_samples
 
 
 def test_what_prometheus_writes_is_read() -> None:

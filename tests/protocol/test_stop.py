@@ -63,7 +63,7 @@ def test_nothing_follows_a_stop() -> None:
 
 
 def test_stop_across_the_border_between_two_machines() -> None:
-    """The prompt machine's first token would be sent though the token machine's second completes a stop with it."""
+    """The prefill machine's first token would be sent though the decode machine's second completes a stop with it."""
     scanner = StopScanner(["</s>"])
     assert scanner.push("</") == ""
     assert scanner.push("s> more") == ""

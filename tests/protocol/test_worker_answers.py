@@ -7,14 +7,14 @@ import pytest
 
 from phasesplit.errors import RequestError
 from phasesplit.protocol.answers import usage
-from phasesplit.protocol.errors import error_answer
-from phasesplit.protocol.worker import PromptTimes, Scored
-from phasesplit.protocol.worker_answers import TOKEN_NAME, Part, WorkerAnswer, read_answer
+from phasesplit.protocol.openai_errors import error_answer
+from phasesplit.protocol.worker import PrefillTimes, Scored
+from phasesplit.protocol.worker_answers import TOKEN_NAME, ChunkPart, WorkerAnswer, read_answer
 
 TEXTS = {1: "a", 2: "bc", 3: "\ufffd", 4: "\ufffd"}
 HEAD = {"id": "r", "object": "text_completion", "created": 7, "model": "m"}
 OUTPUT = (Scored(2, -0.5, ((2, -0.5), (1, -1.5))), Scored(3, -2.0, ((4, -0.25), (3, -2.0))))
-PROMPT = (Scored(1), Scored(3, -3.0, ((2, -0.125),)))
+PREFILL = (Scored(1), Scored(3, -3.0, ((2, -0.125),)))
 
 
 def answer(**flags: bool) -> WorkerAnswer:
@@ -30,7 +30,7 @@ def choice_of(made: dict[str, Any]) -> dict[str, Any]:
 def test_whole_answer() -> None:
     """A client that reads completions would not understand a worker."""
     used = usage([5], [2])
-    part = Part(text="bc", output=OUTPUT, finish_reason="stop", stop_reason=3)
+    part = ChunkPart(text="bc", output=OUTPUT, finish_reason="stop", stop_reason=3)
     expected = {
         "index": 0, "text": "bc", "logprobs": None, "finish_reason": "stop", "stop_reason": 3, "token_ids": [2, 3],
     }  # fmt: skip
@@ -44,16 +44,18 @@ def test_whole_answer() -> None:
 
 def test_chunks() -> None:
     """A stream would end without its usage, or tell a usage of its own in every chunk."""
-    chunk = answer(has_token_ids=True).chunk(Part(text="bc", output=OUTPUT[:1]), with_usage=True)
+    chunk = answer(has_token_ids=True).chunk(ChunkPart(text="bc", output=OUTPUT[:1]), with_usage=True)
     assert chunk["usage"] is None
     assert (choice_of(chunk)["token_ids"], choice_of(chunk)["finish_reason"]) == ([2], None)
-    assert "usage" not in answer().chunk(Part(), with_usage=False)
+    assert "usage" not in answer().chunk(ChunkPart(), with_usage=False)
     assert answer().usage_chunk(usage([1], [2])) == HEAD | {"choices": [], "usage": usage([1], [2])}
 
 
 def test_logprobs_tell_ids() -> None:
     """The gateway could not tell two tokens of equal text apart, or would lose half a character."""
-    told = choice_of(answer(has_logprobs=True).chunk(Part(output=OUTPUT, text_offset=4), with_usage=False))["logprobs"]
+    told = choice_of(answer(has_logprobs=True).chunk(ChunkPart(output=OUTPUT, text_offset=4), with_usage=False))[
+        "logprobs"
+    ]
     assert told == {
         "tokens": ["bc", "\ufffd"],
         "token_logprobs": [-0.5, -2.0],
@@ -68,7 +70,7 @@ def test_logprobs_tell_ids() -> None:
 
 def test_tokens_are_named_by_id() -> None:
     """A client that asks for names that no two tokens share, as vLLM gives them, would be told texts."""
-    named = answer(has_logprobs=True, names_by_id=True).chunk(Part(output=OUTPUT), with_usage=False)
+    named = answer(has_logprobs=True, names_by_id=True).chunk(ChunkPart(output=OUTPUT), with_usage=False)
     told = choice_of(named)["logprobs"]
     assert told["tokens"] == ["token_id:2", "token_id:3"]
     assert told["top_logprobs"][1] == {"token_id:4": -0.25, "token_id:3": -2.0}
@@ -77,18 +79,18 @@ def test_tokens_are_named_by_id() -> None:
 def test_echo_begins_with_the_prompt() -> None:
     """Log-probabilities of an echoed prompt would be lost, or counted as output."""
     flags = {"has_echo": True, "has_logprobs": True, "has_token_ids": True}
-    choice = choice_of(answer(**flags).completion(Part(output=OUTPUT, prompt=PROMPT), usage([2], [2])))
+    choice = choice_of(answer(**flags).completion(ChunkPart(output=OUTPUT, prompt=PREFILL), usage([2], [2])))
     assert choice["logprobs"]["token_ids"] == [1, 3, 2, 3]
     assert choice["logprobs"]["top_logprobs"][0] is None
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert (choice["token_ids"], choice["prompt_token_ids"]) == ([2, 3], [1, 3])
-    unasked = choice_of(answer(has_logprobs=True).completion(Part(output=OUTPUT, prompt=PROMPT), usage([2], [2])))
+    unasked = choice_of(answer(has_logprobs=True).completion(ChunkPart(output=OUTPUT, prompt=PREFILL), usage([2], [2])))
     assert unasked["logprobs"]["token_ids"] == [2, 3]
 
 
 def test_prompt_logprobs_have_vllms_shape() -> None:
     """Tools that score prompts through vLLM would not understand a worker."""
-    choice = choice_of(answer(has_prompt_logprobs=True).completion(Part(prompt=PROMPT), usage([2], [1])))
+    choice = choice_of(answer(has_prompt_logprobs=True).completion(ChunkPart(prompt=PREFILL), usage([2], [1])))
     assert choice["prompt_logprobs"] == [
         None,
         {
@@ -96,7 +98,7 @@ def test_prompt_logprobs_have_vllms_shape() -> None:
             "2": {"logprob": -0.125, "rank": 1, "decoded_token": "bc"},
         },
     ]
-    assert "prompt_logprobs" not in choice_of(answer().completion(Part(prompt=PROMPT), usage([2], [1])))
+    assert "prompt_logprobs" not in choice_of(answer().completion(ChunkPart(prompt=PREFILL), usage([2], [1])))
 
 
 def test_errors() -> None:
@@ -109,13 +111,13 @@ def test_errors() -> None:
 @pytest.mark.parametrize("names_by_id", [False, True])
 def test_what_a_machine_writes_the_gateway_reads(names_by_id: bool) -> None:
     """A token, its log-probability or a prompt's time would change on its way from a machine to the gateway."""
-    times = PromptTimes(0.25, 1.5)
+    times = PrefillTimes(0.25, 1.5)
     made = answer(has_token_ids=True, has_logprobs=True, has_prompt_logprobs=True, names_by_id=names_by_id)
-    part = Part(output=OUTPUT, prompt=PROMPT, finish_reason="stop", times=times)
+    part = ChunkPart(output=OUTPUT, prompt=PREFILL, finish_reason="stop", times=times)
     read = read_answer(orjson.loads(orjson.dumps(made.completion(part, usage([2], [2])))))
     assert read.tokens == tuple(one.token for one in OUTPUT)
     assert read.scored == tuple(OUTPUT)
-    assert [one.logprob for one in read.prompt_scored] == [one.logprob for one in PROMPT]
+    assert [one.logprob for one in read.prompt_scored] == [one.logprob for one in PREFILL]
     assert (read.finish_reason, read.times) == ("stop", times)
 
 

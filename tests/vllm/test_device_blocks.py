@@ -46,8 +46,8 @@ def test_blocks_that_do_not_lie_together_are_refused() -> None:
 
 def test_what_goes_out_comes_in() -> None:
     """Wrong if a copy to a slot or back misses the block."""
-    from phasesplit.transfer.layout import KvLayout
-    from phasesplit.transfer.shared_memory import SharedPool
+    from phasesplit.kv_transfer.layout import KvLayout
+    from phasesplit.kv_transfer.shared_memory import SharedPool
     from phasesplit.vllm.device_blocks import device_of, rows_of
 
     layout = KvLayout(model="m", layers=2, kv_heads=1, head_dim=4, dtype="float32", block_tokens=2, block_layout="test")

@@ -12,11 +12,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from phasesplit.domain.link import Link
+from phasesplit.domain.machine import Link
 from phasesplit.errors import TransferError
-from phasesplit.transfer.chooser import Mode
-from phasesplit.vllm.orders import Step
-from phasesplit.vllm.scheduler_half import SchedulerHalf
+from phasesplit.kv_transfer.chooser import Mode
+from phasesplit.vllm.scheduler_half import SchedulerHalf, StepOrders
 from vllm_halves import BLOCK_TOKENS, LAYERS, LONGEST_TOKENS, Half, Request, layout
 
 Pair = tuple[Half, Half]
@@ -24,7 +23,7 @@ Pair = tuple[Half, Half]
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    """Return a prompt machine and a token machine."""
+    """Return a prefill machine and a decode machine."""
     machines = Half("p", tmp_path, seed=1), Half("t", tmp_path, seed=2)
     yield machines
     for machine in machines:
@@ -46,8 +45,8 @@ def test_layers_arrive_in_the_blocks_they_are_for(pair: Pair, tokens: int) -> No
     count = -(-tokens // BLOCK_TOKENS)
     theirs, ours = tuple(range(20, 20 - count, -1)), tuple(range(1, 1 + 2 * count, 2))
     before = token.kv.copy()
-    prompt.prompt_leg("k", tokens, token)
-    token.token_leg("k", tokens, prompt, ours)
+    prompt.prefill_leg("k", tokens, token)
+    token.decode_leg("k", tokens, prompt, ours)
     offered(pair, "p.k")
     prompt.step({"p.k": (0, tokens)}, {"p.k": theirs})
     prompt.until(lambda: "t.k" in token.received, token)
@@ -61,8 +60,8 @@ def test_chunks_send_only_blocks_that_are_final(pair: Pair) -> None:
     """Wrong if a block leaves before the chunk that fills it: it would carry what was there before."""
     prompt, token = pair
     blocks = tuple(range(8))
-    prompt.prompt_leg("k", 30, token)
-    token.token_leg("k", 30, prompt, blocks)
+    prompt.prefill_leg("k", 30, token)
+    token.decode_leg("k", 30, prompt, blocks)
     offered(pair, "p.k")
     for done, tokens in ((0, 10), (10, 9), (19, 11)):
         first = done // BLOCK_TOKENS
@@ -79,12 +78,12 @@ def test_chunks_send_only_blocks_that_are_final(pair: Pair) -> None:
 def test_an_offer_in_mid_pass_is_taken_up(pair: Pair) -> None:
     """Wrong if a prompt whose offer comes while it is computed waits for its end."""
     prompt, token = pair
-    prompt.prompt_leg("k", 8, token)
+    prompt.prefill_leg("k", 8, token)
     prompt.step()
 
     def then(layer: int) -> None:
         if layer == 1:
-            token.token_leg("k", 8, prompt, (5, 6))
+            token.decode_leg("k", 8, prompt, (5, 6))
             offered_now = prompt.worker._leaving["p.k"]
             token.until(lambda: offered_now.is_offered)
 
@@ -109,8 +108,8 @@ def test_a_threshold_comes_down_the_line(tmp_path: Path) -> None:
         sent = prompt.endpoint.outgoing.sent
         assert not sum(sent.transfers.values())  # what was sent to measure is no traffic
         for key, mode in (("before", Mode.SERIALIZED), ("after", Mode.LAYERWISE)):
-            request = prompt.prompt_leg(key, 8, token)
-            token.token_leg(key, 8, prompt, (5, 6))
+            request = prompt.prefill_leg(key, 8, token)
+            token.decode_leg(key, 8, prompt, (5, 6))
             offered((prompt, token), f"p.{key}")
             prompt.step({f"p.{key}": (0, 8)}, {f"p.{key}": (2, 3)})
             prompt.finish(request, (2, 3))
@@ -129,8 +128,8 @@ def test_a_threshold_that_changes_in_mid_prompt(pair: Pair, thresholds: tuple[in
     """Wrong if blocks are lost, or sent from another place, because the way of a prompt is thought over on its way."""
     prompt, token = pair
     blocks = tuple(range(8))
-    prompt.prompt_leg("k", 30, token)
-    token.token_leg("k", 30, prompt, blocks)
+    prompt.prefill_leg("k", 30, token)
+    token.decode_leg("k", 30, prompt, blocks)
     offered(pair, "p.k")
     prompt.worker._mover.threshold_tokens = thresholds[0]
     for done, tokens, threshold in zip((0, 10, 19), (10, 9, 11), thresholds[1:], strict=True):
@@ -151,12 +150,12 @@ def test_a_threshold_that_changes_in_mid_prompt(pair: Pair, thresholds: tuple[in
 def test_blocks_are_kept_until_a_late_offer_has_its_kv(pair: Pair) -> None:
     """Wrong if vLLM may use a prompt's blocks again before they have left, or is never told that it may."""
     prompt, token = pair
-    request = prompt.prompt_leg("k", 9, token)
+    request = prompt.prefill_leg("k", 9, token)
     prompt.step({"p.k": (0, 9)}, {"p.k": (7, 8, 9)})
     assert prompt.finish(request, (7, 8, 9))
     prompt.step()
     assert not prompt.sent
-    token.token_leg("k", 9, prompt, (1, 2, 3))
+    token.decode_leg("k", 9, prompt, (1, 2, 3))
     prompt.until(lambda: "p.k" in prompt.sent and "t.k" in token.received, token)
     np.testing.assert_array_equal(token.kv[:, 1:4], prompt.kv[:, 7:10])
     prompt.until(lambda: prompt.is_clean() and token.is_clean(), token)
@@ -167,8 +166,8 @@ def test_what_is_cached_here_is_not_written_over(pair: Pair) -> None:
     """Wrong if blocks that other requests share through the prefix cache are written to."""
     prompt, token = pair
     before = token.kv.copy()
-    prompt.prompt_leg("k", 12, token)
-    token.token_leg("k", 12, prompt, (1, 2, 3), cached=8)
+    prompt.prefill_leg("k", 12, token)
+    token.decode_leg("k", 12, prompt, (1, 2, 3), cached=8)
     offered(pair, "p.k")
     prompt.step({"p.k": (0, 12)}, {"p.k": (4, 5, 6)})
     prompt.until(lambda: "t.k" in token.received, token)
@@ -179,8 +178,8 @@ def test_what_is_cached_here_is_not_written_over(pair: Pair) -> None:
 def test_cached_blocks_of_the_prompt_machine_leave_too(pair: Pair) -> None:
     """Wrong if only what a step computes is sent, and not what its prefix cache had."""
     prompt, token = pair
-    prompt.prompt_leg("k", 12, token)
-    token.token_leg("k", 12, prompt, (1, 2, 3))
+    prompt.prefill_leg("k", 12, token)
+    token.decode_leg("k", 12, prompt, (1, 2, 3))
     offered(pair, "p.k")
     prompt.step({"p.k": (8, 4)}, {"p.k": (4, 5, 6)})
     prompt.until(lambda: "t.k" in token.received, token)
@@ -190,8 +189,8 @@ def test_cached_blocks_of_the_prompt_machine_leave_too(pair: Pair) -> None:
 def test_a_preempted_prompt_sends_the_rest_from_its_new_blocks(pair: Pair) -> None:
     """Wrong if a prompt that was computed again sends a block twice, or from the place that it has lost."""
     prompt, token = pair
-    prompt.prompt_leg("k", 12, token)
-    token.token_leg("k", 12, prompt, (1, 2, 3))
+    prompt.prefill_leg("k", 12, token)
+    token.decode_leg("k", 12, prompt, (1, 2, 3))
     offered(pair, "p.k")
     prompt.step({"p.k": (0, 8)}, {"p.k": (4, 5)})
     first = prompt.kv[:, 4:6].copy()
@@ -204,7 +203,7 @@ def test_a_preempted_prompt_sends_the_rest_from_its_new_blocks(pair: Pair) -> No
 
 
 def test_a_request_is_taken_once() -> None:
-    """Wrong if a token machine that lost its blocks waits again for KV that nobody has any more."""
+    """Wrong if a decode machine that lost its blocks waits again for KV that nobody has any more."""
     half = SchedulerHalf(BLOCK_TOKENS)
     request = Request("t", 9, {"do_remote_prefill": True, "key": "k", "peer": "p", "peer_epoch": 1})
     half.arrived(request)
@@ -226,7 +225,7 @@ def test_a_request_is_taken_once() -> None:
 def test_a_wish_that_is_wrong_ends_no_engine(pair: Pair, wrong: dict[str, Any]) -> None:
     """Wrong if words that a client sends can end a machine, or make it keep blocks for nobody."""
     prompt, token = pair
-    request = prompt.prompt_leg("k", 8, token, wrong)
+    request = prompt.prefill_leg("k", 8, token, wrong)
     assert not prompt.scheduler.step({}, [], {}.__getitem__).sends
     assert not prompt.finish(request, (1, 2))
 
@@ -237,7 +236,7 @@ def test_what_is_no_mapping_is_no_wish(params: object) -> None:
     half, request = SchedulerHalf(BLOCK_TOKENS), Request("r", 9, params)
     half.arrived(request)
     assert half.awaited_tokens(request, 0) == 0
-    assert half.step({"r": 9}, [("r", 0)], {}.__getitem__) == Step()
+    assert half.step({"r": 9}, [("r", 0)], {}.__getitem__) == StepOrders()
 
 
 def test_a_whole_request_says_when_its_prompt_phase_begins(tmp_path: Path) -> None:
@@ -263,12 +262,12 @@ def test_a_whole_request_says_when_its_prompt_phase_begins(tmp_path: Path) -> No
     with line:
         line.recv(1 << 16)  # its greeting
         machine.worker.begin(step)
-        assert json.loads(line.recv(1 << 16)) == {"prompt_started": "a"}
+        assert json.loads(line.recv(1 << 16)) == {"prefill_started": "a"}
         machine.close()
 
 
 def test_a_dead_mover_ends_its_machine(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong if a token machine goes on without the thread that brings KV, and its requests wait for ever."""
+    """Wrong if a decode machine goes on without the thread that brings KV, and its requests wait for ever."""
     _, token = pair
 
     def fail() -> None:
@@ -284,10 +283,10 @@ def test_a_dead_mover_ends_its_machine(pair: Pair, monkeypatch: pytest.MonkeyPat
 def test_a_refused_request_leaves_the_first_of_its_key_alone(pair: Pair) -> None:
     """Wrong if the end of a request that came under a key in use takes the KV of the other with it."""
     prompt, token = pair
-    request = prompt.prompt_leg("k", 12, token)
+    request = prompt.prefill_leg("k", 12, token)
     again = Request("p.again", 12, request.kv_transfer_params)
     prompt.scheduler.arrived(again)
-    token.token_leg("k", 12, prompt, (1, 2, 3))
+    token.decode_leg("k", 12, prompt, (1, 2, 3))
     offered(pair, "p.k")
     prompt.finish(again, (), "FINISHED_ABORTED")
     prompt.step()
@@ -300,10 +299,10 @@ def test_a_refused_request_leaves_the_first_of_its_key_alone(pair: Pair) -> None
 
 @pytest.mark.parametrize("when", ["waiting", "begun", "computed"])
 def test_an_abort_of_the_prompt_frees_both_sides(pair: Pair, when: str) -> None:
-    """Wrong if a client that gives up leaves staging slots held, or the token machine waiting."""
+    """Wrong if a client that gives up leaves staging slots held, or the decode machine waiting."""
     prompt, token = pair
-    request = prompt.prompt_leg("k", 12, token)
-    token.token_leg("k", 12, prompt, (1, 2, 3))
+    request = prompt.prefill_leg("k", 12, token)
+    token.decode_leg("k", 12, prompt, (1, 2, 3))
     offered(pair, "p.k")
     if when != "waiting":
         prompt.step({"p.k": (0, 8)}, {"p.k": (4, 5, 6)})
@@ -318,10 +317,10 @@ def test_an_abort_of_the_prompt_frees_both_sides(pair: Pair, when: str) -> None:
 
 
 def test_an_abort_of_the_token_side_lets_the_prompt_machine_go(pair: Pair) -> None:
-    """Wrong if KV that nobody will take stays on the prompt machine."""
+    """Wrong if KV that nobody will take stays on the prefill machine."""
     prompt, token = pair
-    request = prompt.prompt_leg("k", 12, token)
-    waiting = token.token_leg("k", 12, prompt, (1, 2, 3))
+    request = prompt.prefill_leg("k", 12, token)
+    waiting = token.decode_leg("k", 12, prompt, (1, 2, 3))
     offered(pair, "p.k")
     token.finish(waiting, (1, 2, 3), "FINISHED_ABORTED")
     token.until(lambda: "t.k" in token.received, prompt)
@@ -332,10 +331,10 @@ def test_an_abort_of_the_token_side_lets_the_prompt_machine_go(pair: Pair) -> No
 
 
 def test_a_machine_that_is_gone_is_not_waited_for(pair: Pair, tmp_path: Path) -> None:
-    """Wrong if a token machine holds blocks for a prompt machine that has ended."""
+    """Wrong if a decode machine holds blocks for a prefill machine that has ended."""
     prompt, token = pair
-    prompt.prompt_leg("k", 12, token)
-    token.token_leg("k", 12, prompt, (1, 2, 3))
+    prompt.prefill_leg("k", 12, token)
+    token.decode_leg("k", 12, prompt, (1, 2, 3))
     offered(pair, "p.k")
     prompt.step({"p.k": (0, 8)}, {"p.k": (4, 5, 6)})
     prompt.close()
@@ -350,8 +349,8 @@ def test_more_requests_than_slots_go_one_after_the_other(tmp_path: Path) -> None
     prompt, token = (Half(name, tmp_path, seed=5, staging_bytes=small) for name in ("p", "t"))
     try:
         for number in range(3):
-            request = prompt.prompt_leg(f"k{number}", 32, token)
-            token.token_leg(f"k{number}", 32, prompt, tuple(range(8 * number, 8 * number + 8)))
+            request = prompt.prefill_leg(f"k{number}", 32, token)
+            token.decode_leg(f"k{number}", 32, prompt, tuple(range(8 * number, 8 * number + 8)))
             blocks = tuple(range(8 * number, 8 * number + 8))
             prompt.step({f"p.k{number}": (0, 32)}, {f"p.k{number}": blocks})
             assert prompt.finish(request, blocks)
@@ -369,7 +368,7 @@ def test_unequal_layouts_are_refused_with_the_reason(tmp_path: Path, caplog: pyt
     prompt = Half("p", tmp_path, seed=1)
     token = Half("t", tmp_path, seed=2, layout=layout(block_layout="another order"))
     try:
-        prompt.prompt_leg("k", 8, token)
+        prompt.prefill_leg("k", 8, token)
         prompt.until(lambda: "no KV goes to t in epoch" in caplog.text)
         assert "block_layout" in caplog.text
     finally:
@@ -387,8 +386,8 @@ def test_machines_prove_the_clusters_key(
     """Wrong if a machine that does not know the cluster's key is given KV, or one that does is turned away."""
     prompt, token = Half("p", tmp_path, seed=1, key=ours), Half("t", tmp_path, seed=2, key=theirs)
     try:
-        prompt.prompt_leg("k", 8, token)
-        token.token_leg("k", 8, prompt, (1, 2))
+        prompt.prefill_leg("k", 8, token)
+        token.decode_leg("k", 8, prompt, (1, 2))
         if reason:
             prompt.until(lambda: "no KV goes to t in epoch" in caplog.text, token)
             assert reason in caplog.text

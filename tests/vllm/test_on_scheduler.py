@@ -89,5 +89,5 @@ def test_whatever_comes_in_whatever_order(tmp_path: Path, seed: int, is_async: b
         until(lambda: not any(machine.live for machine in machines), machines, lambda: [m.live for m in machines])
         until(lambda: not any(machine.held() for machine in machines), machines, lambda: [m.held() for m in machines])
         for machine in machines:
-            machine.demand_right_outputs()
+            machine.require_right_outputs()
         assert sum(machine.counts["came"] for machine in machines) >= _REQUESTS // 4

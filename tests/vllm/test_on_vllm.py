@@ -82,20 +82,20 @@ def test_outputs_are_those_of_one_machine(pair: Pair) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(("on_prompt", "on_token"), [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (2, 2)])
-def test_prefix_hits_change_nothing(pair: Pair, on_prompt: int, on_token: int) -> None:
+@pytest.mark.parametrize(("on_prefill", "on_decode"), [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (2, 2)])
+def test_prefix_hits_change_nothing(pair: Pair, on_prefill: int, on_decode: int) -> None:
     """Wrong if KV from a prefix cache, of none, some or all of the blocks on either side, is mixed up with KV sent."""
     shared, end = prompt_of(5 * BLOCK_TOKENS, 3), prompt_of(50, 4)
-    prompt, name = shared + end, f"{on_prompt}{on_token}"
+    prompt, name = shared + end, f"{on_prefill}{on_decode}"
     whole = pair.token.whole(f"w{name}", prompt, MOST)
     pair.token.forget()
-    for machine, hit in ((pair.prompt, on_prompt), (pair.token, on_token)):
+    for machine, hit in ((pair.prompt, on_prefill), (pair.token, on_decode)):
         if hit:
             machine.whole(f"{machine.name}{name}", prompt if hit == 2 else shared + prompt_of(20, 5), 2)
     first, rest = pair.split(f"h{name}", prompt, MOST)
     assert (first["tokens"], rest["tokens"]) == (whole[:1], whole)
     assert rest["computed"] == MOST
-    assert first["computed"] == len(prompt) - {0: 0, 1: 5, 2: 6}[on_prompt] * BLOCK_TOKENS
+    assert first["computed"] == len(prompt) - {0: 0, 1: 5, 2: 6}[on_prefill] * BLOCK_TOKENS
 
 
 def test_many_at_once(pair: Pair) -> None:
@@ -120,7 +120,7 @@ def test_aborts(pair: Pair, who: str, when: str) -> None:
         pair.prompt.order(do="add", id=f"other-{key}", prompt=prompt_of(600, 7), most=1)
     pair.submit(key, prompt, 40, sides=sides)
     if when == "computing":
-        pair.prompt.await_report("prompt_started", key)
+        pair.prompt.await_report("prefill_started", key)
     elif when == "after":
         pair.token.await_report("kv_ready", key)
     if who in ("prompt", "both"):
@@ -135,7 +135,7 @@ def test_aborts(pair: Pair, who: str, when: str) -> None:
 
 
 def test_kv_that_nobody_takes_goes(pair: Pair) -> None:
-    """Wrong if a prompt machine keeps KV for a request that the gateway has given up."""
+    """Wrong if a prefill machine keeps KV for a request that the gateway has given up."""
     pair.submit("nobody", prompt_of(100, 9), MOST, sides="p")
     pair.prompt.result("p.nobody")
     assert pair.prompt.state()["free"] < pair.prompt.free
@@ -144,7 +144,7 @@ def test_kv_that_nobody_takes_goes(pair: Pair) -> None:
 
 
 def test_kv_that_never_comes_is_computed(pair: Pair) -> None:
-    """Wrong if a token machine waits for ever, or answers from blocks that hold nothing."""
+    """Wrong if a decode machine waits for ever, or answers from blocks that hold nothing."""
     prompt = prompt_of(100, 10)
     whole = pair.token.whole("w-never", prompt, MOST)
     pair.token.forget()
@@ -198,7 +198,7 @@ def test_a_killed_prompt_machine_and_its_next_life(pair: Pair, tmp_path: Path) -
     whole = pair.token.whole("w", prompt, MOST)
     pair.token.forget()
     pair.submit("killed", prompt, MOST)
-    pair.prompt.await_report("prompt_started", "killed")
+    pair.prompt.await_report("prefill_started", "killed")
     pair.prompt.close()
     # From here on it is the pair's, whichever test comes next.
     pair.prompt = Machine("prefill-0", tmp_path, epoch=pair.prompt.epoch + 1, patience=PATIENCE, environment=KEY)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasesplit.errors import TransferError
-from phasesplit.vllm.machine import join_key, usual_staging_bytes, weights_text
+from phasesplit.vllm.connector_machine import join_key, usual_staging_bytes, weights_text
 from phasesplit.vllm.settings import Settings
 from phasesplit.vllm.staging import Slots, slots_for
 

@@ -10,19 +10,19 @@ import typer
 
 from phasesplit._version import __version__
 from phasesplit.cli import trace
-from phasesplit.cli.doctor import doctor
-from phasesplit.cli.plan import plan
-from phasesplit.cli.profile import profile
-from phasesplit.cli.replay import replay
 from phasesplit.cli.replay_decisions import replay_decisions
-from phasesplit.cli.reproduce import reproduce
-from phasesplit.cli.serve import serve
 from phasesplit.cli.simulate import simulate
-from phasesplit.cli.top import top
-from phasesplit.cli.verify import verify
-from phasesplit.cli.vllm_worker import vllm_worker
-from phasesplit.cli.worker import worker
+from phasesplit.doctor import doctor
 from phasesplit.errors import InfeasibleError, SpecError, WorkerLostError
+from phasesplit.launcher.serve_command import serve
+from phasesplit.launcher.top_command import top
+from phasesplit.launcher.worker_command import worker
+from phasesplit.planner.plan_command import plan
+from phasesplit.planner.study.reproduce_command import reproduce
+from phasesplit.profiling.profile_command import profile
+from phasesplit.replay.replay_command import replay
+from phasesplit.validation.verify_command import verify
+from phasesplit.vllm.worker.vllm_worker_command import vllm_worker
 
 INFEASIBLE, WRONG_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 """Exit codes besides 0: an honest negative answer, bad input, and what shells report for the two signals."""

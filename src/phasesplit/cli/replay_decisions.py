@@ -17,8 +17,8 @@ def replay_decisions(
 
     Example: phasesplit replay-decisions decisions.jsonl
     """
-    from phasesplit.files.decision_log import read_decisions
-    from phasesplit.gateway.replay import replay
+    from phasesplit.gateway.decisions import replay
+    from phasesplit.io.decision_log import read_decisions
 
     found = replay(read_decisions(log), log)
     kinds = f"{found.placements:,} placements, {found.moves:,} moves by load"

@@ -9,20 +9,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phasesplit.cli.cluster_options import cluster_and_rules
-from phasesplit.cli.demand import Demand
-from phasesplit.cli.options import COMPILING, Count, Duration, Rate, option
-from phasesplit.cli.outputs import checked_outputs, write_outputs
-from phasesplit.cli.progress import Progress
+from phasesplit.console.options import (
+    COMPILING,
+    Count,
+    Duration,
+    Rate,
+    RunProgress,
+    checked_outputs,
+    cluster_and_rules,
+    option,
+    write_outputs,
+)
+from phasesplit.console.workload_options import Demand
 from phasesplit.errors import SpecError
 
 if TYPE_CHECKING:
     from phasesplit.domain.cluster import Cluster
     from phasesplit.domain.request import Trace
     from phasesplit.domain.slo import Slo
-    from phasesplit.scheduling.autoscaling import Policy
-    from phasesplit.scheduling.rules import Rules
-    from phasesplit.simulation.result import Result
+    from phasesplit.scheduler.autoscaling import Policy
+    from phasesplit.scheduler.rules import Rules
+    from phasesplit.simulator.result import Result
 
 
 def simulate(
@@ -154,8 +161,8 @@ def simulate(
     phasesplit simulate --model llama2-70b --pool unsplit:40:dgx-h100 \\
         --workload azure-conversation --rate 70 --duration 600 --seed 1 --json
     """  # noqa: D301 - \b is how click is told to keep these lines
-    from phasesplit.domain.slo_text import parse_slo
-    from phasesplit.files.policies import parse_policy
+    from phasesplit.domain.slo import parse_slo
+    from phasesplit.io.policies import parse_policy
 
     read = (workload, cluster, model, profile, reference, *(text.split(":", 2)[-1] for text in pool or ()))
     outputs = checked_outputs(read, requests=requests, parquet=parquet, figure=figure, html=html)
@@ -209,12 +216,12 @@ def simulate(
     if as_json:
         import orjson
 
-        from phasesplit.files.results import result_summary
+        from phasesplit.io.results import result_summary
 
         summary = {**result_summary(result), "elapsed_s": elapsed_s}
         typer.echo(orjson.dumps(summary, option=orjson.OPT_INDENT_2).decode())
     elif not quiet:
-        from phasesplit.cli.report import print_report
+        from phasesplit.cli.simulate_view import print_report
 
         print_report(result, elapsed_s)
         for path in outputs:
@@ -244,11 +251,11 @@ def _simulated(
 ) -> tuple["Result", float]:
     """Return the result, and how long it took to simulate in seconds."""
     from phasesplit import _jit
-    from phasesplit.simulation.run import simulate as simulate_trace
+    from phasesplit.simulator.run import simulate as simulate_trace
 
     if not _jit.CACHE_IS_WARM and not quiet:
         typer.echo(COMPILING, err=True)
-    with Progress(shown=not quiet and sys.stderr.isatty()) as progress:
+    with RunProgress(shown=not quiet and sys.stderr.isatty()) as progress:
         began_s = time.perf_counter()
         result = simulate_trace(
             cluster,

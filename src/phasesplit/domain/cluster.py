@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from phasesplit.domain.link import Link
-from phasesplit.domain.machine import Machine
+from phasesplit.domain.machine import Link, Machine
 from phasesplit.domain.model import Model
 from phasesplit.domain.profile import PhaseTimes
 from phasesplit.errors import SpecError

@@ -39,7 +39,7 @@ def provisioned_w(cluster: Cluster) -> float:
 
 
 def energy_j(
-    machine: Machine, *, duration_s: ArrayLike, prompt_s: ArrayLike, mixed_s: ArrayLike, token_s: ArrayLike
+    machine: Machine, *, duration_s: ArrayLike, prefill_s: ArrayLike, mixed_s: ArrayLike, decode_s: ArrayLike
 ) -> Floats:
     """Return the energy that machines of one type draw.
 
@@ -47,20 +47,20 @@ def energy_j(
         machine: Their type.
         duration_s: How long they are switched on, one time for all or one element a machine, >= 0; when not busy they
             idle.
-        prompt_s: Time in prefill iterations, any shape, one element a machine, >= 0.
+        prefill_s: Time in prefill iterations, any shape, one element a machine, >= 0.
         mixed_s: Time in mixed iterations, which draw as much as prefill iterations.
-        token_s: Time in decode iterations.
+        decode_s: Time in decode iterations.
 
     Raises:
         SpecError: A machine is busy for longer than the duration.
     """
-    computing_s = np.asarray(prompt_s, dtype=np.float64) + np.asarray(mixed_s, dtype=np.float64)
-    streaming_s = np.asarray(token_s, dtype=np.float64)
+    computing_s = np.asarray(prefill_s, dtype=np.float64) + np.asarray(mixed_s, dtype=np.float64)
+    streaming_s = np.asarray(decode_s, dtype=np.float64)
     on_s = np.asarray(duration_s, dtype=np.float64)
     idle_s = on_s - computing_s - streaming_s
     if np.any(idle_s < -_BUSY_TOLERANCE_S * np.maximum(on_s, 1.0)):
         raise SpecError.bad(f"machine {machine.name}, duration_s", duration_s, "at least the time it is busy")
-    return np.maximum(idle_s, 0.0) * machine.idle_w + computing_s * machine.prompt_w + streaming_s * machine.token_w
+    return np.maximum(idle_s, 0.0) * machine.idle_w + computing_s * machine.prefill_w + streaming_s * machine.decode_w
 
 
 def operational_kg_co2e(energy: float, grid_kg_per_kwh: float = WORLD_GRID_KG_PER_KWH) -> float:
@@ -166,9 +166,9 @@ def bill(
     cluster: Cluster,
     *,
     duration_s: float,
-    prompt_s: Floats,
+    prefill_s: Floats,
     mixed_s: Floats,
-    token_s: Floats,
+    decode_s: Floats,
     requests: int,
     output_tokens: int,
     grid_kg_per_kwh: float = WORLD_GRID_KG_PER_KWH,
@@ -179,9 +179,9 @@ def bill(
     Args:
         cluster: The cluster.
         duration_s: How long the run lasts.
-        prompt_s: float64 (cluster.machines,), time that each machine spends in prefill iterations.
+        prefill_s: float64 (cluster.machines,), time that each machine spends in prefill iterations.
         mixed_s: The same for mixed iterations.
-        token_s: The same for decode iterations.
+        decode_s: The same for decode iterations.
         requests: Requests served.
         output_tokens: Tokens generated.
         grid_kg_per_kwh: Carbon intensity of the electricity.
@@ -203,9 +203,9 @@ def bill(
             energy_j(
                 pool.machine,
                 duration_s=on_s[own],
-                prompt_s=prompt_s[own],
+                prefill_s=prefill_s[own],
                 mixed_s=mixed_s[own],
-                token_s=token_s[own],
+                decode_s=decode_s[own],
             ).sum()
         )
         first += pool.count

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.domain.machine import Machine
-from phasesplit.domain.measured import Measurements, relative_errors
 from phasesplit.domain.model import Model
-from phasesplit.domain.profile import PhaseTimes
+from phasesplit.domain.profile import Measurements, PhaseTimes, relative_errors
 
 COMPUTE_EFFICIENCY = 0.40
 """Share of the peak 16-bit operations that matrix products reach.
@@ -32,10 +31,10 @@ Source: assumed, not measured: two all-reduces of small messages over NVLink at 
 1-2 us between starts. It gives 10 ms a token for Llama-3.1-70B on a DGX H100 at batch 1.
 """
 
-CALIBRATED_PROMPT_ERROR = 0.22
+CALIBRATED_PREFILL_ERROR = 0.22
 """Mean relative error of prefill times over the measured points of the four pairs. Source: as COMPUTE_EFFICIENCY."""
 
-CALIBRATED_TOKEN_ERROR = 0.10
+CALIBRATED_DECODE_ERROR = 0.10
 """Mean relative error of decode times over the measured points of the four pairs. Source: as COMPUTE_EFFICIENCY."""
 
 _LARGEST_PROMPT_TOKENS = 65_536
@@ -76,23 +75,23 @@ def roofline_times(
         streaming_s = model.expected_weights_bytes(tokens) / bytes_per_s
         return tokens, np.maximum(products_s, streaming_s) + overhead_s
 
-    prompt_tokens, prompt_s = knots(_LARGEST_PROMPT_TOKENS)
-    requests, token_s = knots(_LARGEST_REQUESTS)
+    prompt_tokens, prefill_s = knots(_LARGEST_PROMPT_TOKENS)
+    requests, decode_s = knots(_LARGEST_REQUESTS)
     return PhaseTimes(
         source=(
             f"roofline: efficiencies fitted on 4 measured pairs with a 2023 engine, mean error there"
-            f" {CALIBRATED_PROMPT_ERROR:.0%} prompt, {CALIBRATED_TOKEN_ERROR:.0%} token;"
+            f" {CALIBRATED_PREFILL_ERROR:.0%} prompt, {CALIBRATED_DECODE_ERROR:.0%} token;"
             f" overhead {overhead_per_layer_s * 1e6:g} us per layer, {_overhead_origin(overhead_per_layer_s)}"
         ),
-        prompt_knots_tokens=prompt_tokens,
-        prompt_knots_s=prompt_s,
-        token_knots_requests=requests,
-        token_knots_s=token_s,
-        prompt_pair_s=4 * model.layers * model.query_heads * model.head_dim / flops_per_s,
-        token_context_s=model.kv_bytes_per_token / bytes_per_s,
+        prefill_knots_tokens=prompt_tokens,
+        prefill_knots_s=prefill_s,
+        decode_knots_requests=requests,
+        decode_knots_s=decode_s,
+        prefill_pair_s=4 * model.layers * model.query_heads * model.head_dim / flops_per_s,
+        decode_context_s=model.kv_bytes_per_token / bytes_per_s,
         measured_prompt_tokens=0.0,
         measured_requests=0.0,
-        mean_error=(CALIBRATED_PROMPT_ERROR + CALIBRATED_TOKEN_ERROR) / 2,
+        mean_error=(CALIBRATED_PREFILL_ERROR + CALIBRATED_DECODE_ERROR) / 2,
     )
 
 
@@ -102,15 +101,15 @@ class PairError:
 
     Attributes:
         prompt_mean: Mean over the prefill times.
-        prompt_worst: Largest of them.
-        token_mean: Mean over the decode times.
-        token_worst: Largest of them.
+        prefill_worst: Largest of them.
+        decode_mean: Mean over the decode times.
+        decode_worst: Largest of them.
     """
 
     prompt_mean: float
-    prompt_worst: float
-    token_mean: float
-    token_worst: float
+    prefill_worst: float
+    decode_mean: float
+    decode_worst: float
 
 
 def calibration_error(model: Model, machine: Machine, measurements: Measurements) -> PairError:
@@ -125,9 +124,9 @@ def calibration_error(model: Model, machine: Machine, measurements: Measurements
     prompt = prompt[once]
     return PairError(
         prompt_mean=float(prompt.mean()),
-        prompt_worst=float(prompt.max()),
-        token_mean=float(token.mean()),
-        token_worst=float(token.max()),
+        prefill_worst=float(prompt.max()),
+        decode_mean=float(token.mean()),
+        decode_worst=float(token.max()),
     )
 
 

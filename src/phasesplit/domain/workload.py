@@ -1,17 +1,136 @@
-"""A workload: joint prompt and output lengths with an arrival model, from which traces are drawn at any rate."""
+"""A workload: joint prompt and output lengths with an arrival model, from which traces are drawn at any rate.
 
-from collections.abc import Iterator
+A trace at another rate: its rows drawn again as whole rows, its burstiness kept or replaced.
+
+A workload from percentiles of its lengths, typed in by a person who has no trace.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.domain.arrivals import ArrivalModel, rechunked
+from phasesplit.domain.arrivals import ArrivalModel, Poisson, rechunked
 from phasesplit.domain.request import Trace
 from phasesplit.errors import SpecError
 
-_BLOCK = 65_536
 _MOST_REQUESTS = 2e8
+
+
+def window_of(trace: Trace, start_s: float = 0.0, end_s: float = math.inf) -> Trace:
+    """Return the requests that arrive in [start_s, end_s) after the first, their arrivals counted from start_s.
+
+    Raises:
+        SpecError: The window is not one, or holds no request.
+    """
+    since_first = trace.arrival_s - trace.arrival_s[:1]
+    rows = np.flatnonzero((since_first >= start_s) & (since_first < end_s))
+    if not rows.size or not 0 <= start_s < end_s:
+        raise SpecError.bad(
+            f"trace {trace.name}, window",
+            f"{start_s:g} to {end_s:g} s",
+            f"a part of 0 to {trace.duration_s:g} s with requests",
+        )
+    return _rows(trace, rows, since_first[rows] - start_s)
+
+
+def resample(
+    trace: Trace,
+    rate_per_s: float,
+    *,
+    duration_s: float | None = None,
+    seed: int = 0,
+    arrivals: ArrivalModel | None = None,
+) -> Trace:
+    """Return a trace of another mean rate that has the same joint lengths; the same seed gives the same bytes.
+
+    Without `arrivals` the pattern is kept: time is scaled, so every ratio of gaps stays as it was, and the pattern
+    starts anew where the duration asks for more. A request keeps its own arrival in the first round; later rounds
+    draw whole rows with replacement. With `arrivals` all rows are drawn, at the model's times.
+
+    Args:
+        trace: At least two requests at different times.
+        rate_per_s: Mean arrival rate wanted, > 0.
+        duration_s: Length wanted, > 0; by default as long as the trace (with `arrivals`) or its requests last.
+        seed: Seed, >= 0.
+        arrivals: Model of the arrivals, or None to keep the pattern.
+
+    Raises:
+        SpecError: A number is not allowed, the trace has no rate, or no request arrives.
+    """
+    for where, value in (("rate", rate_per_s), ("duration", 1.0 if duration_s is None else duration_s)):
+        if not 0 < value < math.inf:
+            raise SpecError.bad(where, value, "a positive finite number")
+    if seed < 0:
+        raise SpecError.bad("seed", seed, "a whole number of at least 0")
+    if trace.duration_s == 0:
+        raise SpecError(f"trace {trace.name}: requests at two different times are needed to tell its rate")
+    wanted = rate_per_s * (trace.duration_s if duration_s is None else duration_s)
+    if wanted > _MOST_REQUESTS:
+        raise SpecError.bad("rate * duration", f"{wanted:.3g} requests", f"at most {_MOST_REQUESTS:.0e}")
+    arrival_rng, row_rng = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
+    if arrivals is None:
+        times, rows = _kept_pattern(trace, rate_per_s, duration_s, row_rng)
+    else:
+        times = arrivals.arrivals(rate_per_s, trace.duration_s if duration_s is None else duration_s, arrival_rng)
+        rows = row_rng.integers(0, len(trace), times.size)
+    if not times.size:
+        raise SpecError(f"trace {trace.name}: no request arrives in that time, ask for longer or for a higher rate")
+    return _rows(trace, rows, times)
+
+
+def blocks_of(
+    offsets: NDArray[np.int64], ids: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the prefix columns of some rows, in their order.
+
+    Args:
+        offsets: (n + 1,) `Trace.prefix_offsets`.
+        ids: `Trace.prefix_ids`.
+        rows: (m,) row numbers in [0, n).
+    """
+    lengths = np.diff(offsets)[rows]
+    taken = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    shift = np.repeat(offsets[:-1][rows] - taken[:-1], lengths)
+    return taken, ids[np.arange(int(taken[-1])) + shift]
+
+
+def _kept_pattern(
+    trace: Trace, rate_per_s: float, duration_s: float | None, rng: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return scaled arrival times and the row behind each; the gap between two rounds is the mean gap."""
+    once = (trace.arrival_s - trace.arrival_s[0]) * (trace.rate_per_s / rate_per_s)
+    rows = np.arange(len(trace))
+    if duration_s is None:
+        return once, rows
+    round_s = len(trace) / rate_per_s
+    rounds = math.ceil(duration_s / round_s)
+    times = (once + round_s * np.arange(rounds)[:, None]).reshape(-1)
+    again = rng.integers(0, len(trace), times.size - rows.size)
+    kept = int(np.searchsorted(times, duration_s))
+    return times[:kept], np.concatenate([rows, again])[:kept]
+
+
+def _rows(trace: Trace, rows: NDArray[np.int64], arrival_s: NDArray[np.float64]) -> Trace:
+    """Return the trace of some rows at given times, expectations and prefix blocks with them."""
+    offsets, ids = trace.prefix_offsets, trace.prefix_ids
+    if offsets is not None and ids is not None:
+        offsets, ids = blocks_of(offsets, ids, rows)
+    return Trace(
+        name=trace.name,
+        arrival_s=arrival_s,
+        prompt_tokens=trace.prompt_tokens[rows],
+        output_tokens=trace.output_tokens[rows],
+        expected_tokens=trace.expected_tokens[rows],
+        oracle=trace.oracle,
+        prefix_offsets=offsets,
+        prefix_ids=ids,
+    )
+
+
+_BLOCK = 65_536
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,3 +296,116 @@ def _generators(seed: int) -> tuple[np.random.Generator, np.random.Generator]:
         raise SpecError.bad("seed", seed, "a whole number of at least 0")
     arrival, length = np.random.SeedSequence(seed).spawn(2)
     return np.random.default_rng(arrival), np.random.default_rng(length)
+
+
+PAIRS = 4_096
+"""Equally likely pairs of lengths in the table of such a workload; a power of two."""
+
+LARGEST_REACH = 4.0
+"""Lengths end at the latest this factor below the lowest and above the highest percentile given."""
+
+_MOST_TOKENS = 10_000_000
+_EXAMPLE = "p50=1020,p90=2734,p99=4142"
+
+
+Percentiles = Mapping[int, float] | Mapping[float, float]
+"""Percentile, 0 to 100, to a length in tokens."""
+
+
+def workload_from_percentiles(
+    prompt: Percentiles,
+    output: Percentiles,
+    rate_per_s: float,
+    *,
+    arrivals: ArrivalModel | None = None,
+    duration_s: float = 600.0,
+    name: str = "percentiles",
+) -> Workload:
+    """Return a workload whose lengths have the given percentiles; the same ones give the same workload.
+
+    Prompt and output lengths are independent, because percentiles do not say how they depend on each other. A trace
+    with long answers to short prompts differs from it. The pairs are a Hammersley set, which spreads evenly over both.
+
+    Args:
+        prompt: Percentile (0 to 100) to prompt tokens, at least one.
+        output: Percentile to output tokens, at least one.
+        rate_per_s: Mean arrival rate, > 0.
+        arrivals: When requests arrive, by default `Poisson()`.
+        duration_s: Seconds that a trace covers by default, > 0.
+        name: As in reports.
+
+    Raises:
+        SpecError: A percentile is outside 0 to 100, a length below 1, or a higher percentile has a smaller length.
+
+    Source: Hammersley 1960 (the pairs); the rest is ours.
+    """
+    steps = np.arange(PAIRS)
+    shares = (steps + 0.5) / PAIRS, (_bits_reversed(steps) + 0.5) / PAIRS
+    lengths = [
+        np.maximum(np.rint(quantiles(known, share, f"workload {name}, {what}")), 1).astype(np.int32)
+        for known, share, what in zip((prompt, output), shares, ("prompt", "output"), strict=True)
+    ]
+    return Workload(
+        name=name,
+        lengths=LengthTable.counted(*lengths),
+        arrivals=arrivals or Poisson(),
+        rate_per_s=rate_per_s,
+        duration_s=duration_s,
+        source=f"percentiles: prompt {percentiles_text(prompt)}; output {percentiles_text(output)}; independent",
+    )
+
+
+def quantiles(percentiles: Percentiles, shares: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+    """Return the lengths below which these shares of requests lie.
+
+    Between two percentiles the logarithm of the length is linear. Below the lowest and above the highest the line of
+    the neighbouring pair goes on, to LARGEST_REACH of that percentile's length at most; a single percentile is the
+    length of every request.
+
+    Args:
+        percentiles: Percentile (0 to 100) to length, at least one.
+        shares: Any shape, 0 to 1.
+        where: How the person knows the place they came from, for the message.
+
+    Raises:
+        SpecError: As `workload_from_percentiles`.
+    """
+    _check(percentiles, where)
+    known = np.array(sorted(percentiles.items()), np.float64)
+    places, logs = known[:, 0] / 100, np.log(known[:, 1])
+    found = np.interp(shares, places, logs)
+    if len(known) > 1:
+        slopes = np.diff(logs) / np.diff(places)
+        reach = math.log(LARGEST_REACH)
+        found -= np.minimum(np.maximum(places[0] - shares, 0) * slopes[0], reach)
+        found += np.minimum(np.maximum(shares - places[-1], 0) * slopes[-1], reach)
+    return np.exp(found)
+
+
+def percentiles_text(percentiles: Percentiles) -> str:
+    """Return percentiles as on a command line: `p50=1020,p90=2734`."""
+    return ",".join(f"p{percentile:g}={tokens:g}" for percentile, tokens in sorted(percentiles.items()))
+
+
+def _check(percentiles: Percentiles, where: str) -> None:
+    if not percentiles:
+        raise SpecError.bad(where, "nothing", f"at least one percentile, such as {_EXAMPLE}")
+    least = 1.0
+    for percentile, tokens in sorted(percentiles.items()):
+        if not 0 <= percentile <= 100:
+            raise SpecError.bad(where, f"p{percentile:g}", "a percentile from 0 to 100")
+        if not 1 <= tokens <= _MOST_TOKENS:
+            raise SpecError.bad(f"{where}, p{percentile:g}", tokens, f"1 to {_MOST_TOKENS:,} tokens")
+        if tokens < least:
+            raise SpecError.bad(
+                f"{where}, p{percentile:g}", tokens, f"at least the lower percentile's {least:g} tokens"
+            )
+        least = tokens
+
+
+def _bits_reversed(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    bits = PAIRS.bit_length() - 1
+    reverse = np.zeros_like(steps)
+    for bit in range(bits):
+        reverse |= ((steps >> bit) & 1) << (bits - 1 - bit)
+    return reverse

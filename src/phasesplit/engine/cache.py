@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from phasesplit.engine.config import ModelConfig
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS
 from phasesplit.errors import SpecError
-from phasesplit.transfer.layout import KvLayout
+from phasesplit.kv_transfer.layout import KvLayout
 
 BLOCK_LAYOUT = "k:head,dim,token v:head,token,dim"
 """Order of the numbers of a block. Keys are turned so that scores and sums both run along contiguous numbers."""

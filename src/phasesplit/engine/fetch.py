@@ -1,20 +1,285 @@
-"""From a model's name to its files: the default model, a tiny one, a path, or a model of the Hugging Face hub."""
+"""From a model's name to its files: the default model, a tiny one, a path, or a model of the Hugging Face hub.
 
+A model's files from the Hugging Face hub, over HTTPS only.
+
+The revision that `main` has when a model is first fetched is kept; later starts need no network.
+
+A tiny random model, made from a seed: for tests, and for a first run where there is no network.
+
+It has every part of a model of the Llama family at small sizes, and writes nonsense.
+"""
+
+import json
 import re
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
-from phasesplit.engine.cached_file import Say, adopt, alone, cache_directory, is_whole, write_checked
+import numpy as np
+from numpy.typing import NDArray
+
+from phasesplit.engine.cached_file import Say, Source, adopt, alone, cache_directory, is_whole, write_checked
+from phasesplit.engine.gguf import Entry, write_gguf
+from phasesplit.engine.quant_blocks import Values
+from phasesplit.engine.tokens import letters_of_bytes
 from phasesplit.errors import SpecError
 
-if TYPE_CHECKING:
-    from phasesplit.engine.hub import Opener
+Opener = Callable[[str], AbstractContextManager[Source]]
+"""Opens an address. Raises OSError."""
+
+HUB = "https://huggingface.co"
+_HUB_INSTEAD = "or give --model PATH"
+_NEEDED = ("config.json", "tokenizer.json")
+_TAKEN = (
+    *_NEEDED,
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "model.safetensors.index.json",
+)
+_SHARD = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
+_MOST_BYTES, _MOST_LIST_BYTES = 200 << 30, 16 << 20
+"""Ours: more is no model that a processor runs; nor is a longer list of files one of a model."""
+_SILENCE_S = 30.0
+
+
+class _File(NamedTuple):
+    name: str
+    size_bytes: int
+    sha256: str | None
+
+
+def open_https(address: str) -> AbstractContextManager[Source]:
+    """Open an address; a redirection to anything but HTTPS is refused.
+
+    Args:
+        address: Starts with https://.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    opener = urllib.request.OpenerDirector()
+    # Without the handlers of http, ftp and file there is no way to them.
+    for part in (
+        urllib.request.ProxyHandler, urllib.request.UnknownHandler, urllib.request.HTTPSHandler,
+        urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPRedirectHandler, urllib.request.HTTPErrorProcessor,
+    ):  # fmt: skip
+        opener.add_handler(part())
+    opener.addheaders = [("User-Agent", "phasesplit")]
+    return closing(opener.open(address, timeout=_SILENCE_S))
+
+
+def fetched_from_hub(name: str, directory: Path, say: Say, open_url: Opener) -> Path:
+    """Return the directory of a model, fetched where it is not there yet: all of it, or nothing.
+
+    Args:
+        name: `ORG/NAME`.
+        directory: Where models of the hub are kept.
+        say: Told what takes time.
+        open_url: Opens an address.
+
+    Raises:
+        SpecError: There is no such model, it lacks files, or it cannot be fetched or kept.
+    """
+    path = directory / name.replace("/", "--")
+    if path.is_dir():
+        return path
+    with alone(path, say) as scratch:
+        if path.is_dir():  # another process has fetched it meanwhile
+            return path
+        where = f"hf:{name}"
+        try:
+            revision, files = _listed(where, name, open_url)
+            say(f"{where} ({sum(file.size_bytes for file in files) / 1e6:.0f} MB): fetching it once into {path}")
+            whole = scratch / path.name
+            whole.mkdir()
+            for file in files:
+                address, told = f"{HUB}/{name}/resolve/{revision}/{file.name}", f"{where}, {file.name}"
+                with open_url(address) as source:
+                    write_checked(whole / file.name, source, size_bytes=file.size_bytes, sha256=file.sha256, where=told)
+            whole.replace(path)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise SpecError(f"{where}: {_refused(error.code)}; {_HUB_INSTEAD}") from None
+        except urllib.error.URLError as error:
+            raise SpecError(f"{where}: the hub cannot be reached ({error.reason}); {_HUB_INSTEAD}") from None
+        except HTTPException as error:
+            raise SpecError(f"{where}: the hub's answer broke off ({type(error).__name__}); {_HUB_INSTEAD}") from None
+        except OSError as error:
+            raise SpecError(f"{where}: cannot be fetched ({error.strerror or error}); {_HUB_INSTEAD}") from None
+    return path
+
+
+def _refused(status: int) -> str:
+    if status in (401, 403, 404):
+        return f"no such model that anybody may read (HTTP status {status}); fetch it with your own account"
+    return f"the hub answered with HTTP status {status}; try again later"
+
+
+def _listed(where: str, name: str, open_url: Opener) -> tuple[str, list[_File]]:
+    """Return the revision, and the files to take."""
+    with open_url(f"{HUB}/api/models/{name}?blobs=true") as source:
+        text = b""
+        while len(text) <= _MOST_LIST_BYTES and (piece := source.read(1 << 16)):
+            text += piece
+    try:
+        found = json.loads(text)
+        revision, files = str(found["sha"]), [_file(entry) for entry in found["siblings"]]
+    except (ValueError, KeyError, TypeError):
+        raise SpecError(f"{where}: the hub answered with something that is no list of files; {_HUB_INSTEAD}") from None
+    if re.fullmatch("[0-9a-f]{40}", revision) is None:
+        raise SpecError(f"{where}: the hub answered with a revision that is none; {_HUB_INSTEAD}")
+    shards = [file for file in files if _SHARD.fullmatch(file.name)]
+    # A model with both forms has its weights twice.
+    single = [file for file in shards if file.name == "model.safetensors"]
+    taken = [file for file in files if file.name in _TAKEN] + (single or shards)
+    missing = {*_NEEDED} - {file.name for file in taken} | (set() if shards else {"model.safetensors"})
+    if missing:
+        raise SpecError(f"{where}: has no {', '.join(sorted(missing))}, which the engine needs; {_HUB_INSTEAD}")
+    if sum(file.size_bytes for file in taken) > _MOST_BYTES:
+        raise SpecError(f"{where}: has more than {_MOST_BYTES >> 30} GiB, which is not fetched; {_HUB_INSTEAD}")
+    return revision, taken
+
+
+def _file(entry: dict[str, Any]) -> _File:
+    lfs = entry.get("lfs") or {}
+    return _File(str(entry["rfilename"]), int(entry["size"]), lfs.get("sha256"))
+
+
+_MERGES = ("Ġ t", "h e", "Ġt he", "i n", "e r", "Ġ a", "o n", "r e", "a t", "Ġ s", "e n", "o r", "i s", "a n", "e s")
+_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_GAIN = 4.0
+"""Of what a layer adds to the residual stream: at 1, the last token is mostly its own successor."""
+_ARCHITECTURES_WITH_BIAS, _ARCHITECTURES_WITH_HEAD_NORM = ("qwen2",), ("qwen3",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinySizes:
+    """Sizes of a tiny model.
+
+    Attributes:
+        architecture: `llama`, `qwen2` (biases) or `qwen3` (norms of heads).
+        layers: Transformer layers.
+        hidden: Width of the residual stream; a multiple of 32 where the kind is quantised.
+        query_heads: Attention query heads.
+        kv_heads: Key and value heads, a divisor of `query_heads`.
+        head_dim: Width of one head, even.
+        ffn: Width of the feed-forward layer, a multiple of 32 where the kind is quantised.
+        context_tokens: Longest prompt plus output.
+        is_tied: Whether the output matrix is the token embedding.
+    """
+
+    architecture: str = "llama"
+    layers: int = 2
+    hidden: int = 64
+    query_heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    ffn: int = 160
+    context_tokens: int = 2048
+    is_tied: bool = True
+
+
+def tiny_vocabulary() -> list[str]:
+    """Return its tokens: three special ones, the 256 bytes, the merges, then words that no text becomes, 300 in all."""
+    merged = [merge.replace(" ", "") for merge in _MERGES]
+    words = [*_CONTROL, *letters_of_bytes(), *merged]
+    return words + [f"<|unused_{index}|>" for index in range(300 - len(words))]
+
+
+def write_tiny_model(path: Path, *, seed: int = 0, kind: str = "F32", sizes: TinySizes | None = None) -> None:
+    """Write a tiny random model as a GGUF file; the same arguments give the same bytes.
+
+    Args:
+        path: Where; an existing file is replaced.
+        seed: Of the weights.
+        kind: Of the matrices, one of `gguf_writer.WRITABLE`.
+        sizes: Its sizes; by default 2 layers of width 64.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    sizes = sizes or TinySizes()
+    tensors = _tensors(np.random.default_rng(seed), kind, sizes)
+    write_gguf(path, _metadata(sizes), tensors)
+
+
+def _metadata(sizes: TinySizes) -> dict[str, Entry]:
+    words = tiny_vocabulary()
+    start = f"{sizes.architecture}."
+    kinds: NDArray[np.int32] = np.array([3 if word.startswith("<|") else 1 for word in words], dtype=np.int32)
+    return {
+        "general.architecture": sizes.architecture,
+        "general.name": "phasesplit tiny random model",
+        f"{start}block_count": sizes.layers,
+        f"{start}context_length": sizes.context_tokens,
+        f"{start}embedding_length": sizes.hidden,
+        f"{start}feed_forward_length": sizes.ffn,
+        f"{start}attention.head_count": sizes.query_heads,
+        f"{start}attention.head_count_kv": sizes.kv_heads,
+        f"{start}attention.key_length": sizes.head_dim,
+        f"{start}attention.value_length": sizes.head_dim,
+        f"{start}rope.dimension_count": sizes.head_dim,
+        f"{start}rope.freq_base": 10_000.0,
+        f"{start}attention.layer_norm_rms_epsilon": 1e-5,
+        f"{start}vocab_size": len(words),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": list(_MERGES),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": _TEMPLATE,
+    }
+
+
+def _tensors(rng: np.random.Generator, kind: str, sizes: TinySizes) -> dict[str, tuple[str, Values]]:
+    """Return random tensors, scaled so that activations keep their size and the answers vary."""
+    hidden, ffn = sizes.hidden, sizes.ffn
+    queries, keys = sizes.query_heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    vocab = len(tiny_vocabulary())
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> tuple[str, Values]:
+        return kind, (gain * rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+
+    def vector(length: int, middle: float) -> tuple[str, Values]:
+        return "F32", (middle + 0.1 * rng.standard_normal(length)).astype(np.float32)
+
+    tensors = {"token_embd.weight": matrix(vocab, hidden)}
+    for layer in range(sizes.layers):
+        start = f"blk.{layer}."
+        for part, width in (("q", queries), ("k", keys), ("v", keys)):
+            tensors[f"{start}attn_{part}.weight"] = matrix(width, hidden)
+            if sizes.architecture in _ARCHITECTURES_WITH_BIAS:
+                tensors[f"{start}attn_{part}.bias"] = vector(width, 0.0)
+            if sizes.architecture in _ARCHITECTURES_WITH_HEAD_NORM and part != "v":
+                tensors[f"{start}attn_{part}_norm.weight"] = vector(sizes.head_dim, 1.0)
+        tensors[f"{start}attn_norm.weight"] = vector(hidden, 1.0)
+        tensors[f"{start}attn_output.weight"] = matrix(hidden, queries, _GAIN)
+        tensors[f"{start}ffn_norm.weight"] = vector(hidden, 1.0)
+        tensors[f"{start}ffn_gate.weight"] = matrix(ffn, hidden)
+        tensors[f"{start}ffn_up.weight"] = matrix(ffn, hidden)
+        tensors[f"{start}ffn_down.weight"] = matrix(hidden, ffn, _GAIN)
+    tensors["output_norm.weight"] = vector(hidden, 1.0)
+    if not sizes.is_tied:
+        tensors["output.weight"] = matrix(vocab, hidden)
+    return tensors
+
 
 _INSTEAD = "give --model PATH, or --model tiny, which needs no network"
 _FETCH_S = 600.0
@@ -83,7 +348,6 @@ def model_path(name: str, say: Say, *, open_url: "Opener | None" = None) -> Path
     found = _HUB_NAME.fullmatch(name)
     if found is None or name.endswith(".gguf"):
         raise SpecError.bad("model", name, "default, tiny, a path that is there, or hf:ORG/NAME")
-    from phasesplit.engine.hub import fetched_from_hub, open_https
 
     return fetched_from_hub(found[1], cache_directory() / "hub", say, open_url or open_https)
 
@@ -127,8 +391,6 @@ def tiny_model(directory: Path | None = None) -> Path:
     Raises:
         SpecError: It cannot be written.
     """
-    from phasesplit.engine.tiny import write_tiny_model
-
     path = (directory or cache_directory()) / "tiny.gguf"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.engine.batch import Batch, Numbers, check_batch
 from phasesplit.engine.cache import KvCache
+from phasesplit.engine.iteration import Batch, Numbers, check_batch
 from phasesplit.engine.kernels import (
     add,
     add_bias,
@@ -23,8 +23,7 @@ from phasesplit.engine.kernels import (
     silu_multiply,
     write_kv,
 )
-from phasesplit.engine.packed import PackedLayer, PackedModel
-from phasesplit.engine.panels import multiply
+from phasesplit.engine.packed import PackedLayer, PackedModel, multiply
 
 Floats = NDArray[np.float32]
 

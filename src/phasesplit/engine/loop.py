@@ -2,29 +2,205 @@
 
 Batches are formed by the scheduler's rules, on a ledger of this machine alone. One thread drives it, and no call waits.
 A request's tokens depend on the request alone, not on other requests, on where its KV was computed or on evictions.
+
+The requests that are on this machine: how each comes, waits for KV or room, and goes with all its blocks.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
 
-from phasesplit.engine.bookings import Lane, MachineScheduler
+from phasesplit.domain.machine import blocks_for
 from phasesplit.engine.cache import KvCache
 from phasesplit.engine.config import ModelConfig
-from phasesplit.engine.events import Event, Failed, Finished, PromptScored, Refused, Started, Token
+from phasesplit.engine.engine_events import (
+    Event,
+    Failed,
+    Finished,
+    KvLeft,
+    KvReady,
+    PromptScored,
+    Refused,
+    Started,
+    Token,
+)
 from phasesplit.engine.facts import EngineFacts
 from phasesplit.engine.iteration import Computes, compute
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS
-from phasesplit.engine.memory import Memory
-from phasesplit.engine.roster import RequestTable
-from phasesplit.engine.sequences import OnEvent, Sequence, Stages, sequence_of
+from phasesplit.engine.machine_scheduler import MachineScheduler, RunningEntry
+from phasesplit.engine.memory import KvMemory
+from phasesplit.engine.sending import Sending, Taking
+from phasesplit.engine.sequences import MachineStages, OnEvent, Sequence, sequence_of
 from phasesplit.engine.wire import WorkerRequest
 from phasesplit.errors import SpecError, TransferError
+from phasesplit.kv_transfer.block_pool import BlockPool
+from phasesplit.kv_transfer.chooser import Mode
+from phasesplit.kv_transfer.endpoint import KvEndpoint
 from phasesplit.protocol.worker import Scored
-from phasesplit.scheduling.rules import Rules
-from phasesplit.transfer.blocks import BlockPool
-from phasesplit.transfer.chooser import Mode
-from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.scheduler.rules import Rules
+
+_REMEMBERED = 1_000
+_LONGEST_STUCK_S = 2.0
+
+
+class RequestTable:
+    """All requests of a machine, in step with its ledger, its memory and its transfers.
+
+    Args:
+        scheduler: The ledger.
+        memory: The blocks.
+        vocab: Tokens of the vocabulary.
+        block_tokens: Tokens of a block.
+        endpoint: What moves KV; None where nothing does.
+        threshold_tokens: The shortest prompt that is sent layer by layer.
+
+    Attributes:
+        sequences: Those that have not ended, by key.
+        sending: KV that leaves; None without an endpoint.
+        events: What is to be told, and to whom.
+        stages: Of the latest requests that ended.
+    """
+
+    def __init__(
+        self,
+        scheduler: MachineScheduler,
+        memory: KvMemory,
+        *,
+        vocab: int,
+        block_tokens: int,
+        endpoint: KvEndpoint | None,
+        threshold_tokens: int,
+    ) -> None:
+        self.sequences: dict[str, Sequence] = {}
+        self.sending = None if endpoint is None else Sending(endpoint, memory.pool, threshold_tokens, block_tokens)
+        self.events: list[tuple[OnEvent, Event]] = []
+        self.stages: deque[MachineStages] = deque(maxlen=_REMEMBERED)
+        self._taking = None if endpoint is None else Taking(endpoint.incoming, memory.pool)
+        self._scheduler, self._memory = scheduler, memory
+        self._vocab, self._block_tokens = vocab, block_tokens
+        self._lingering: dict[str, Sequence] = {}  # ended, but a transfer uses blocks under their key
+        self._stuck: Sequence | None = None
+        self._stuck_since_s = 0.0
+
+    def tell(self, sequence: Sequence, event: Event) -> None:
+        """Keep an event for those who asked."""
+        self.events.append((sequence.on_event, event))
+
+    def is_known(self, key: str) -> bool:
+        """Return whether a request of that name, or blocks of it, are here."""
+        return key in self.sequences or key in self._lingering
+
+    def admit(self, sequence: Sequence, now_s: float) -> None:
+        """Let a new request wait.
+
+        Raises:
+            TransferError: Its KV cannot go where it should.
+        """
+        if self.sending is not None and sequence.sends is not None:
+            self.sending.expect(sequence)
+        self.sequences[sequence.key] = sequence
+        self._scheduler.open(sequence, now_s)
+
+    def end(self, sequence: Sequence, last: Event | None, now_s: float, why: str = "the request has ended") -> None:
+        """Let go of a request in any state, and of all its blocks as soon as nothing moves in them.
+
+        Args:
+            sequence: The request.
+            last: What is told of its end, None for nothing.
+            now_s: The instant.
+            why: What a peer is told whose transfer ends too early.
+        """
+        key = sequence.key
+        del self.sequences[key]
+        self._scheduler.withdraw(sequence, now_s)
+        sequence.stages.last_s = now_s
+        self.stages.append(sequence.stages)
+        if last is not None:
+            self.tell(sequence, last)
+        if self.sending is not None and sequence.sends is not None:
+            self.sending.give_up(sequence, why)
+        if self._taking is not None and sequence.takes is not None:
+            self._taking.give_up(sequence, why)
+        self._memory.give_back(sequence.holding)
+        if not self._has_left(sequence):
+            self._lingering[key] = sequence
+        if self._lingering:
+            self._count_lingering(now_s)
+
+    def evict(self, sequence: Sequence, now_s: float) -> None:
+        """Take the blocks of a sequence that will compute its KV again."""
+        sequence.stages.evictions += 1
+        sequence.seen_version = -1
+        if self.sending is not None and self.sending.is_open(sequence):
+            self.end(sequence, Failed("memory ran out while the KV was leaving"), now_s)
+            return
+        self._memory.give_back(sequence.holding)
+
+    def land(self, now_s: float) -> bool:
+        """Offer room to the KV that waits for it, in order; return whether any may come now."""
+        has_landed = False
+        while self._taking is not None and (sequence := self._scheduler.land(now_s)) is not None:
+            self._memory.make_room(blocks_for(sequence.prompt_tokens, self._block_tokens))
+            has_landed = True
+            try:
+                self._taking.expect(sequence)
+            except TransferError as error:
+                self.end(sequence, Failed(str(error)), now_s)
+        self._give_up_stuck(now_s)
+        return has_landed
+
+    def end_transfers(self, now_s: float) -> list[tuple[Sequence, Scored]]:
+        """Let go of what transfers have done with, and of requests whose transfers failed.
+
+        Returns:
+            The sequences whose KV has come, with their first token: they are in the decode phase.
+        """
+        if self._lingering:
+            self._lingering = {key: ended for key, ended in self._lingering.items() if not self._has_left(ended)}
+            self._count_lingering(now_s)
+        if self.sending is not None:
+            for sequence, why in self.sending.ended():
+                self.end(sequence, None if why is None else Failed(why), now_s)
+        arrived = []
+        for sequence, found in self._taking.ended() if self._taking is not None else ():
+            if isinstance(found, Scored) and 0 <= found.token < self._vocab:
+                sequence.stages.kv_ready_s = now_s
+                self._scheduler.kv_arrived(sequence, now_s)
+                self.tell(sequence, KvReady())
+                arrived.append((sequence, found))
+            else:
+                why = found if isinstance(found, str) else f"not a token of this model: {found.token}"
+                self.end(sequence, Failed(why), now_s)
+        return arrived
+
+    def held(self) -> dict[str, int]:
+        """Return how many blocks each request holds, those that are over but not free yet too."""
+        return dict(self._memory.pool.held())
+
+    def _give_up_stuck(self, now_s: float) -> None:
+        """Fail the request whose KV waits in vain for room, so that two machines full of KV for each other go on."""
+        stuck = None if self._taking is None else self._scheduler.stuck()
+        if stuck is not self._stuck:
+            self._stuck, self._stuck_since_s = stuck, now_s
+        elif stuck is not None and now_s - self._stuck_since_s > _LONGEST_STUCK_S:
+            self.end(stuck, Failed("its KV finds no room: this machine is full of KV that waits to leave"), now_s)
+
+    def _count_lingering(self, now_s: float) -> None:
+        """Tell the ledger of the blocks that transfers of ended requests use."""
+        self._scheduler.linger(sum(map(self._memory.pool.used_under, self._lingering)), now_s)
+
+    def _has_left(self, sequence: Sequence) -> bool:
+        """Return whether no transfer uses blocks of an ended request; the first time for a prompt's KV, tell so."""
+        if self.sending is None or sequence.sends is None:
+            return sequence.takes is None or self._memory.pool.used_under(sequence.key) == 0
+        if not self.sending.may_free(sequence.key):
+            return False
+        if sequence.leaving is not None:
+            self._memory.give_back(sequence.leaving)
+        self.sending.forget(sequence.key)
+        self.tell(sequence, KvLeft())
+        return True
+
 
 _NO_TEXT = b""
 
@@ -70,7 +246,7 @@ class Engine:
         self._forward, self._config, self._clock, self._endpoint = forward, config, clock, endpoint
         self._token_bytes = token_bytes
         self._context_tokens = min(config.context_tokens, pool.blocks * BLOCK_TOKENS)
-        self._memory = Memory(pool, cache, BLOCK_TOKENS, prefix_identity, poison=poison)
+        self._memory = KvMemory(pool, cache, BLOCK_TOKENS, prefix_identity, poison=poison)
         self._scheduler = MachineScheduler(rules, pool.blocks)
         self._requests = RequestTable(
             self._scheduler,
@@ -84,7 +260,7 @@ class Engine:
         self._steps = self._tokens = 0
 
     @property
-    def stages(self) -> deque[Stages]:
+    def stages(self) -> deque[MachineStages]:
         """When the latest requests that ended reached each stage."""
         return self._requests.stages
 
@@ -138,7 +314,7 @@ class Engine:
         """Do what there is to do: move KV, form a batch, and compute one iteration of it.
 
         Args:
-            before_computing: Called when the batch is formed and something is to be told already: that a prompt phase
+            before_computing: Called when the batch is formed and something is to be told already: that a prefill phase
                 has begun, say, which may take long.
 
         Returns:
@@ -150,24 +326,24 @@ class Engine:
             for sequence, first in self._requests.end_transfers(now_s):
                 self._emit(sequence, first, now_s)
         self._look_up_prefixes()
-        lanes = self._scheduler.form(now_s)
+        running_entries = self._scheduler.form(now_s)
         for sequence in self._scheduler.evicted():
             self._requests.evict(sequence, now_s)
-        for sequence, first_row, _, is_prompt, _ in lanes:
-            if is_prompt and sequence.holding.count == 0:
+        for sequence, first_row, _, is_prefill, _ in running_entries:
+            if is_prefill and sequence.holding.count == 0:
                 # All that are known before anyone takes more: that might push them out.
                 self._memory.share(sequence, first_row)
         has_landed = self._requests.land(now_s)
         if has_landed and self._endpoint is not None:
             # The offers leave now: a long iteration may come before the next turn.
             self._endpoint.poll()
-        self._begin(lanes, now_s)
+        self._begin(running_entries, now_s)
         has_news = bool(self._requests.events)
         if has_news and before_computing is not None:
             before_computing()
-        if lanes:
-            self._iterate(lanes)
-        return bool(lanes) or has_landed or has_news
+        if running_entries:
+            self._iterate(running_entries)
+        return bool(running_entries) or has_landed or has_news
 
     def facts(self) -> EngineFacts:
         """Return a snapshot."""
@@ -181,7 +357,7 @@ class Engine:
             held=self._requests.held(),
             kept_blocks=self._memory.pool.idle,
             waiting_prompts=self._scheduler.waiting_prompts,
-            running=int(machine["lanes"]),
+            running=int(machine["running_entries"]),
             pending_tokens=int(machine["pending_tokens"]),
             steps=self._steps,
             tokens=self._tokens,
@@ -214,24 +390,24 @@ class Engine:
                 sequence.seen_version = prefixes.version
                 self._scheduler.know(sequence, self._memory.known_tokens(sequence))
 
-    def _begin(self, lanes: list[Lane], now_s: float) -> None:
+    def _begin(self, running_entries: list[RunningEntry], now_s: float) -> None:
         """Give every sequence of a batch the blocks that it will write to."""
-        for sequence, first, rows, is_prompt, _ in lanes:
-            self._memory.cover(sequence, sequence.length if is_prompt else first + rows)
-            if is_prompt and sequence.stages.started_s is None:
+        for sequence, first, rows, is_prefill, _ in running_entries:
+            self._memory.cover(sequence, sequence.length if is_prefill else first + rows)
+            if is_prefill and sequence.stages.started_s is None:
                 sequence.stages.started_s = now_s
                 self._requests.tell(sequence, Started())
 
-    def _iterate(self, lanes: list[Lane]) -> None:
+    def _iterate(self, running_entries: list[RunningEntry]) -> None:
         """Compute one iteration and say what came of it."""
-        tokens = compute(lanes, self._forward, self._requests.sending, self._config.stop_token_ids)
+        tokens = compute(running_entries, self._forward, self._requests.sending, self._config.stop_token_ids)
         now_s = self._clock()
         self._steps += 1
         self._tokens += len(tokens)
         self._scheduler.end_iteration(now_s)
-        for lane in lanes:
-            if lane.is_prompt and lane.gives_token:
-                self._memory.keep(lane.sequence)
+        for running_entry in running_entries:
+            if running_entry.is_prefill and running_entry.gives_token:
+                self._memory.keep(running_entry.sequence)
         for sequence, token in tokens:
             self._emit(sequence, token, now_s)
 
@@ -241,7 +417,7 @@ class Engine:
         times = None
         if stages.first_token_s is None:
             stages.first_token_s = now_s
-            times = stages.prompt_times or sequence.told_times
+            times = stages.prefill_times or sequence.told_times
             if sequence.request.wants_prompt_logprobs is not None:
                 tell(sequence, PromptScored(tuple(sequence.scores)))
         piece = _NO_TEXT if sequence.stops is None or self._token_bytes is None else self._token_bytes(token.token)

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable
 
-from phasesplit.engine.batch import Batch
-from phasesplit.engine.iteration import Computes, Logits
+from phasesplit.engine.iteration import Batch, Computes, Logits
 
 _SLEPT_S = 0.001
 """After this time without computing the thread has slept, and the next iteration begins anew."""

@@ -1,18 +1,22 @@
-"""The prompt machine's side of transfers: which KV leaves when, layer by layer or in one go."""
+"""The prefill machine's side of transfers: which KV leaves when, layer by layer or in one go.
+
+The decode machine's side of transfers: KV that is awaited, and the token that comes with it.
+"""
 
 import json
 from collections.abc import Callable
 from dataclasses import asdict
 
-from phasesplit.domain.kv import blocks_for
-from phasesplit.engine.bookings import Lane
+from phasesplit.domain.machine import blocks_for
+from phasesplit.engine.machine_scheduler import RunningEntry
 from phasesplit.engine.sequences import Sequence
 from phasesplit.errors import TransferError
-from phasesplit.protocol.worker import PromptTimes, Scored
-from phasesplit.transfer.blocks import BlockPool, Holding, Use
-from phasesplit.transfer.chooser import Mode, choose
-from phasesplit.transfer.endpoint import KvEndpoint
-from phasesplit.transfer.states import Departure
+from phasesplit.kv_transfer.block_pool import BlockPool, Holding, Use
+from phasesplit.kv_transfer.chooser import Mode, choose
+from phasesplit.kv_transfer.endpoint import KvEndpoint
+from phasesplit.kv_transfer.incoming import Incoming
+from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.protocol.worker import PrefillTimes, Scored
 
 
 class Sending:
@@ -52,12 +56,16 @@ class Sending:
         """Return whether the KV of a sequence has begun to leave."""
         return sequence in self._open
 
-    def before_pass(self, lanes: list[Lane]) -> Callable[[int], None] | None:
+    def before_pass(self, running_entries: list[RunningEntry]) -> Callable[[int], None] | None:
         """Return what is to be called when a layer is final, None where no KV leaves layer by layer.
 
         An offer that comes in mid-pass is taken up at the next layer.
         """
-        leaving = [lane for lane in lanes if lane.is_prompt and self._goes_by_layers(lane.sequence)]
+        leaving = [
+            running_entry
+            for running_entry in running_entries
+            if running_entry.is_prefill and self._goes_by_layers(running_entry.sequence)
+        ]
         if not leaving:
             return None
         parts = []
@@ -73,10 +81,10 @@ class Sending:
 
         return after_layer
 
-    def after_pass(self, lanes: list[Lane]) -> None:
+    def after_pass(self, running_entries: list[RunningEntry]) -> None:
         """Note what the pass has sent."""
-        for sequence, first, rows, is_prompt, gives_token in lanes:
-            if is_prompt and sequence in self._open:
+        for sequence, first, rows, is_prefill, gives_token in running_entries:
+            if is_prefill and sequence in self._open:
                 sequence.sent = self._blocks(sequence) if gives_token else (first + rows) // self._block_tokens
 
     def _goes_by_layers(self, sequence: Sequence) -> bool:
@@ -99,7 +107,7 @@ class Sending:
 
         Not at once: copying it would keep the client from the token that is here.
         """
-        self._notes[sequence] = note_of(scored, sequence.stages.prompt_times)
+        self._notes[sequence] = note_of(scored, sequence.stages.prefill_times)
         if sequence in self._open:
             self._note(sequence)
 
@@ -165,12 +173,12 @@ class Sending:
         return blocks_for(sequence.prompt_tokens, self._block_tokens)
 
 
-def note_of(scored: Scored, times: PromptTimes | None) -> bytes:
+def note_of(scored: Scored, times: PrefillTimes | None) -> bytes:
     """Return a token, and how long its prompt took, as the text that travels with KV."""
     return json.dumps([scored, times]).encode()
 
 
-def read_note(text: bytes) -> tuple[Scored, PromptTimes | None]:
+def read_note(text: bytes) -> tuple[Scored, PrefillTimes | None]:
     """Return what `note_of` wrote.
 
     Raises:
@@ -180,6 +188,63 @@ def read_note(text: bytes) -> tuple[Scored, PromptTimes | None]:
         (token, logprob, top), times = json.loads(text)
         likeliest = tuple((int(one), float(chance)) for one, chance in top)
         scored = Scored(int(token), None if logprob is None else float(logprob), likeliest)
-        return scored, None if times is None else PromptTimes(*map(float, times))
+        return scored, None if times is None else PrefillTimes(*map(float, times))
     except (TypeError, ValueError) as error:
         raise ValueError(f"not a first token: {error}") from None
+
+
+_OVER = (Arrival.DRAINING, Arrival.RELEASED)
+
+
+class Taking:
+    """Drives the incoming transfers of this machine's decode phases.
+
+    Args:
+        incoming: Where they come from.
+        pool: Who uses the machine's blocks.
+    """
+
+    def __init__(self, incoming: Incoming, pool: BlockPool) -> None:
+        self._incoming, self._pool = incoming, pool
+        self._awaited: dict[Sequence, None] = {}
+
+    def expect(self, sequence: Sequence) -> None:
+        """Take blocks for a sequence's KV and offer them to the machine that computes it.
+
+        Raises:
+            TransferError: There are too few, or they are in too many pieces.
+        """
+        by = sequence.takes
+        if by is None:
+            raise TransferError(f"request {sequence.key} takes its KV from nowhere")
+        self._incoming.expect(sequence.key, sequence.prompt_tokens, by.peer)
+        self._awaited[sequence] = None
+
+    def ended(self) -> list[tuple[Sequence, Scored | str]]:
+        """Return the transfers that ended: sequences that have their KV now, with their first token, or why not."""
+        ended: list[tuple[Sequence, Scored | str]] = []
+        for sequence in list(self._awaited):
+            state = self._incoming.state(sequence.key)
+            if state is Arrival.READY:
+                ended.append((sequence, self._taken(sequence)))
+            elif state in _OVER:
+                ended.append((sequence, self._incoming.why(sequence.key) or "the transfer failed"))
+        return ended
+
+    def _taken(self, sequence: Sequence) -> Scored | str:
+        try:
+            delivery = self._incoming.take(sequence.key)
+            scored, sequence.told_times = read_note(delivery.note)
+        except (TransferError, ValueError) as error:
+            return str(error)
+        del self._awaited[sequence]
+        # The blocks go from the transfer to the sequence: at no instant does nobody use them.
+        self._pool.share(sequence.holding, delivery.blocks)
+        self._incoming.release(sequence.key)
+        return scored
+
+    def give_up(self, sequence: Sequence, why: str) -> None:
+        """Stop a transfer that has not ended; its blocks are free once its sender is known to write to them no more."""
+        if sequence in self._awaited:
+            del self._awaited[sequence]
+            self._incoming.abort(sequence.key, why)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.engine.events import Event, Finished
-from phasesplit.engine.history import History
+from phasesplit.engine.engine_events import Event, Finished
+from phasesplit.engine.sampling import History
 from phasesplit.engine.wire import WorkerRequest
+from phasesplit.kv_transfer.block_pool import Holding, Use
 from phasesplit.protocol.stop import StopScanner
-from phasesplit.protocol.worker import PromptTimes, Scored, SendKv, TakeKv
-from phasesplit.transfer.blocks import Holding, Use
+from phasesplit.protocol.worker import PrefillTimes, Scored, SendKv, TakeKv
 
 OnEvent = Callable[[Event], None]
 Numbers = NDArray[np.int32]
@@ -20,7 +20,7 @@ _FIRST_ROOM = 64
 
 
 @dataclass(slots=True)
-class Stages:
+class MachineStages:
     """When a request reached each stage on this machine, in seconds of the engine's clock; None for not at all.
 
     Attributes:
@@ -48,11 +48,11 @@ class Stages:
     evictions: int = 0
 
     @property
-    def prompt_times(self) -> PromptTimes | None:
+    def prefill_times(self) -> PrefillTimes | None:
         """How long its prompt took, None as long as it has no token, and where another machine computed it."""
         if self.started_s is None or self.first_token_s is None:
             return None
-        return PromptTimes(self.started_s - self.arrived_s, self.first_token_s - self.started_s)
+        return PrefillTimes(self.started_s - self.arrived_s, self.first_token_s - self.started_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,14 +79,14 @@ class Sequence:
     on_event: OnEvent
     slot: int
     limit: int
-    stages: Stages
+    stages: MachineStages
     ids: Numbers
     length: int
     history: History
     stops: StopScanner | None
     holding: Holding
     leaving: Holding | None = None
-    told_times: PromptTimes | None = None
+    told_times: PrefillTimes | None = None
     sent: int = 0
     scores: list[Scored] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
@@ -168,7 +168,7 @@ def sequence_of(key: str, request: WorkerRequest, on_event: OnEvent, limit: int,
         on_event=on_event,
         slot=-1,
         limit=limit,
-        stages=Stages(key, leg, tokens, now_s),
+        stages=MachineStages(key, leg, tokens, now_s),
         ids=ids,
         length=tokens,
         history=History(request.prompt_ids[:given], request.prompt_ids[given:]),

@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from phasesplit.engine.events import Event
+from phasesplit.engine.engine_events import Event
 from phasesplit.engine.facts import EngineFacts
 from phasesplit.engine.loop import Engine
 from phasesplit.engine.sequences import OnEvent
 from phasesplit.engine.wire import WorkerRequest
-from phasesplit.transfer.endpoint import KvEndpoint
+from phasesplit.kv_transfer.endpoint import KvEndpoint
 
 Command = Callable[[Engine], None]
 

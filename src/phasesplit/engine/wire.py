@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from phasesplit.engine.sampling import Sampling
 from phasesplit.errors import RequestError
 from phasesplit.protocol.bodies import json_object
-from phasesplit.protocol.errors import invalid, of_validation, too_long_context, unknown_model, unsupported
+from phasesplit.protocol.openai_errors import invalid, of_validation, too_long_context, unknown_model, unsupported
 from phasesplit.protocol.worker import Address, SendKv, TakeKv
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class WorkerRequest:
         asked = [self.prompt_logprobs, self.sampling.logprobs if self.echo else None]
         return max((count for count in asked if count is not None), default=None)
 
-    def demand_epoch(self, epoch: int) -> None:
+    def require_epoch(self, epoch: int) -> None:
         """Compare with the epoch that this worker is in.
 
         Raises:
@@ -191,7 +191,7 @@ def _request(body: "WorkerBody", served: Served, seed: int) -> WorkerRequest:
     if (body.min_tokens or 0) > request.max_tokens:
         raise invalid("min_tokens", f"{body.min_tokens} is above max_tokens {request.max_tokens}")
     if isinstance(transfer, SendKv) and request.max_tokens != 1:
-        raise invalid("max_tokens", "has to be 1 where the KV is sent away after the prompt phase")
+        raise invalid("max_tokens", "has to be 1 where the KV is sent away after the prefill phase")
     if isinstance(transfer, TakeKv) and (request.echo or request.prompt_logprobs is not None):
         name = "echo" if request.echo else "prompt_logprobs"
         raise invalid(name, "asks about the prompt, which another worker computes; ask that one")

@@ -15,12 +15,12 @@ from typing import Any, Protocol, cast
 from phasesplit.errors import RequestError, WorkerError
 from phasesplit.gateway.clock import Clock, Timer
 from phasesplit.gateway.dispatcher import Dispatcher
-from phasesplit.gateway.registry import Machine
+from phasesplit.gateway.registry import RegisteredMachine
 from phasesplit.gateway.verdicts import Lost
-from phasesplit.gateway.worker import LegError, WorkerClient
+from phasesplit.gateway.worker_client import LegError, WorkerClient
+from phasesplit.kv_transfer.layout import advice, shown
 from phasesplit.protocol.bodies import typed_field
 from phasesplit.protocol.roles import closed_to_others
-from phasesplit.transfer.layout import advice, shown
 
 Facts = Mapping[str, Any]
 
@@ -155,7 +155,7 @@ class WorkerConnections:
             except LegError:
                 return  # its lease ends it
 
-    async def join(self, url: str, facts: Facts | None = None) -> Machine:
+    async def join(self, url: str, facts: Facts | None = None) -> RegisteredMachine:
         """Let a machine join, or join anew.
 
         Args:
@@ -171,8 +171,8 @@ class WorkerConnections:
             if facts is None:
                 facts = await client.facts()
             name = _checked(facts)
-            self._demand_equal_layouts(name, facts)
-            self._demand_ways(name, facts)
+            self._require_equal_layouts(name, facts)
+            self._require_ways(name, facts)
             known = self._registry.get(name)
             before = None if known is None else known.connection
             if (
@@ -192,7 +192,7 @@ class WorkerConnections:
         connection.listening = asyncio.get_running_loop().create_task(self._listen(machine, connection))
         return machine
 
-    def _begin_life(self, name: str, facts: Facts, connection: Connection) -> Machine:
+    def _begin_life(self, name: str, facts: Facts, connection: Connection) -> RegisteredMachine:
         """Let a machine join, or join anew, and those who wait for machines ask again."""
         now_s = self._clock.now_s()
         lost = self._dispatcher.join(name, facts["epoch"], facts["home"], facts["capacity_blocks"], now_s, facts)
@@ -203,7 +203,7 @@ class WorkerConnections:
             self._listener.retry_queued()
         return machine
 
-    def _demand_equal_layouts(self, name: str, facts: Facts) -> None:
+    def _require_equal_layouts(self, name: str, facts: Facts) -> None:
         for other in self._registry:
             theirs, its = other.facts.get("layout") or {}, facts.get("layout") or {}
             if other.name == name or other.off or theirs == its:
@@ -221,7 +221,7 @@ class WorkerConnections:
                 code="layout_mismatch",
             )
 
-    def _demand_ways(self, name: str, facts: Facts) -> None:
+    def _require_ways(self, name: str, facts: Facts) -> None:
         """Refuse a machine that KV could not move to or from: one of two hosts listens where only that host reaches."""
         for other in self._registry:
             ours, theirs = facts.get("address") or {}, other.facts.get("address") or {}
@@ -242,7 +242,7 @@ class WorkerConnections:
                         code="address_mismatch",
                     )
 
-    async def _listen(self, machine: Machine, connection: Connection) -> None:
+    async def _listen(self, machine: RegisteredMachine, connection: Connection) -> None:
         """Follow a machine's reports for as long as it is worth it."""
         while True:
             try:
@@ -258,7 +258,7 @@ class WorkerConnections:
                 return
             await self._pause(self._beats.again_s)
 
-    def _on_report(self, machine: Machine, connection: Connection, report: Mapping[str, Any]) -> None:
+    def _on_report(self, machine: RegisteredMachine, connection: Connection, report: Mapping[str, Any]) -> None:
         facts = report.get("facts")
         if facts is None:
             if not machine.off and self._listener is not None:
@@ -268,8 +268,8 @@ class WorkerConnections:
         if _checked(facts) != machine.name:
             raise RequestError(f"machine {machine.name} answers as {facts['name']}", status=409)
         if machine.off or facts["epoch"] != machine.epoch:
-            self._demand_equal_layouts(machine.name, facts)
-            self._demand_ways(machine.name, facts)
+            self._require_equal_layouts(machine.name, facts)
+            self._require_ways(machine.name, facts)
             self._begin_life(machine.name, facts, connection)
         machine.facts, machine.heard_s = facts, self._clock.now_s()
         keys = set(facts.get("keys") or facts.get("held") or ()) | (
@@ -278,7 +278,7 @@ class WorkerConnections:
         for key in self._dispatcher.heartbeat(machine.name, facts["epoch"], keys, machine.heard_s):
             self._spawn(self.abort(machine.name, key, "nobody owns it"))
 
-    def _lose(self, machine: Machine, connection: Connection) -> None:
+    def _lose(self, machine: RegisteredMachine, connection: Connection) -> None:
         if machine.off or machine.connection is not connection:
             return
         connection.pool_sent = None

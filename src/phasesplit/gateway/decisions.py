@@ -4,13 +4,17 @@ A record is one line of JSON: the call, its arguments, for a placement what the 
 machines that changed their pool. The calls are deterministic and get all that they know by argument, so making them
 again (see `replay`) gives the same lines, byte for byte.
 
-Inside a machine only the machine knows, so `placement.has_waiting` finds waiting prompts here, but no token tasks that
+Inside a machine only the machine knows, so `placement.has_waiting` finds waiting prompts here, but no decode tasks that
 wait for a place in the batch. That changes an answer only where a machine does token work beside prompts, no prompt
 waits there, and one more would exceed `spill_tokens`: the simulator may see a queue and pass on, here it takes it.
+
+The calls of a decision log made again: they see the same facts and come to the same decisions, or not.
+
+The log is input like any other: a call that this ledger cannot take is refused before it is made.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -18,27 +22,28 @@ import numpy as np
 import orjson
 
 from phasesplit.errors import SpecError
-from phasesplit.scheduling import live_cluster, pools
-from phasesplit.scheduling.accounts import free_slot, open_slot
-from phasesplit.scheduling.ledger import (
+from phasesplit.scheduler import live_cluster, pools
+from phasesplit.scheduler.accounts import free_slot, open_slot
+from phasesplit.scheduler.ledger import (
     COUNTERS,
+    DECODE,
     LENGTH,
     MACHINES,
     OFF,
-    PROMPT,
+    POOLS,
+    PREFILL,
     SERVING,
-    TOKEN,
     WAITING,
     Ledger,
     empty_ledger,
 )
-from phasesplit.scheduling.placement import PLACED
-from phasesplit.scheduling.rules import Placement, Rules
+from phasesplit.scheduler.placement import PLACED
+from phasesplit.scheduler.rules import Placement, Rules
 
 KIND = "phasesplit decisions"
 VERSION = 1
 
-SEEN = ("pool", "pending_tokens", "pending_output_tokens", "committed_blocks", "prompt_requests", "token_requests")
+SEEN = ("pool", "pending_tokens", "pending_output_tokens", "committed_blocks", "prefill_requests", "decode_requests")
 """What a placement's record tells of each serving machine, after its number; behind it comes `waiting`, its prompts
 that wait."""
 
@@ -47,7 +52,7 @@ Sink = Callable[[bytes], object]
 
 _FIELDS = MACHINES.names or ()
 _SEEN = np.array([[_FIELDS.index(name)] for name in SEEN])
-_MOVES = ("prompt_to_mixed", "token_to_mixed", "returns", "repurposed")
+_MOVES = ("prefill_to_mixed", "decode_to_mixed", "returns", "repurposed")
 _FIRST_MOVE = (COUNTERS.names or ()).index(_MOVES[0])
 # Compiled to be written out in compiled callers; called from Python, its plain source saves compiling it.
 _free_slot: Callable[[Ledger, int], None] = getattr(free_slot, "py_func", free_slot)
@@ -58,13 +63,13 @@ class Placed(NamedTuple):
 
     Attributes:
         slot: Its slot in the ledger, which names it in all later calls.
-        prompt_machine: Number of the machine of its prompt phase.
-        token_machine: Number of the machine of its token phase; may be the same.
+        prefill_machine: Number of the machine of its prefill phase.
+        decode_machine: Number of the machine of its decode phase; may be the same.
     """
 
     slot: int
-    prompt_machine: int
-    token_machine: int
+    prefill_machine: int
+    decode_machine: int
 
 
 class Decisions:
@@ -90,8 +95,8 @@ class Decisions:
         """
         for field, wrong in (
             ("published", rules.published),
-            ("prompt_placement", rules.prompt_placement is Placement.CUSTOM),
-            ("token_placement", rules.token_placement is Placement.CUSTOM),
+            ("prefill_placement", rules.prefill_placement is Placement.CUSTOM),
+            ("decode_placement", rules.decode_placement is Placement.CUSTOM),
         ):
             if wrong:
                 raise SpecError.bad(f"rules, field {field}", getattr(rules, field), "a rule that a live cluster has")
@@ -101,7 +106,7 @@ class Decisions:
         self.moved: tuple[int, ...] = ()
         self._serving: Any = np.zeros(0, np.int64)
         self._words = self.ledger.machines.view(np.int64).reshape(machines, -1)
-        self._pools = [PROMPT] * machines
+        self._pools = [PREFILL] * machines
         self._moves = self.ledger.counters.view(np.int64)[_FIRST_MOVE : _FIRST_MOVE + len(_MOVES)]
         self._moves_seen = self._moves.tobytes()
         self._sink = sink
@@ -175,25 +180,25 @@ class Decisions:
         placed = None
         if verdict == PLACED:
             request = ledger.requests[slot]
-            placed = Placed(slot, int(request["prompt_machine"]), int(request["token_machine"]))
+            placed = Placed(slot, int(request["prefill_machine"]), int(request["decode_machine"]))
         else:
             _free_slot(ledger, slot)
         arguments = (key, arrival_s, prompt_tokens, most_output_tokens, expected_tokens, tuple(avoided))
         self._record("place", arguments, placed, saw)
         return placed
 
-    def begin_prompt(self, slot: int, now_s: float) -> None:
-        """Book that a request's prompt phase has begun to run."""
-        live_cluster.begin_prompt(self.ledger, slot, now_s)
-        self._record("begin_prompt", (slot, now_s))
+    def begin_prefill(self, slot: int, now_s: float) -> None:
+        """Book that a request's prefill phase has begun to run."""
+        live_cluster.begin_prefill(self.ledger, slot, now_s)
+        self._record("begin_prefill", (slot, now_s))
 
-    def end_prompt_phase(self, slot: int, now_s: float) -> None:
+    def end_prefill_phase(self, slot: int, now_s: float) -> None:
         """Book a request's first token."""
-        live_cluster.end_prompt_phase(self.ledger, slot, now_s)
-        self._record("end_prompt_phase", (slot, now_s))
+        live_cluster.end_prefill_phase(self.ledger, slot, now_s)
+        self._record("end_prefill_phase", (slot, now_s))
 
     def end_transfer(self, slot: int, now_s: float) -> None:
-        """Book that a request's KV is on its token machine, and gone from its prompt machine, which is another one."""
+        """Book that a request's KV is on its decode machine, and gone from another machine, its prefill machine."""
         live_cluster.end_transfer(self.ledger, slot, now_s)
         self._record("end_transfer", (slot, now_s))
 
@@ -266,20 +271,220 @@ def header(rules: Rules, machines: int) -> bytes:
 def warm(rules: Rules) -> None:
     """Make every call once on a ledger that is thrown away, so that compiled code is loaded before requests come."""
     decisions = Decisions(rules, 2)
-    decisions.enlist("", 0, PROMPT, 1 << 30)
-    decisions.enlist("", 1, TOKEN, 1 << 30)
+    decisions.enlist("", 0, PREFILL, 1 << 30)
+    decisions.enlist("", 1, DECODE, 1 << 30)
     for machine in (0, 1):
         placed = decisions.place("", 0.0, 1, 2, 2, (machine,))
         if placed is not None:
-            decisions.begin_prompt(placed.slot, 0.0)
-            decisions.end_prompt_phase(placed.slot, 0.0)
+            decisions.begin_prefill(placed.slot, 0.0)
+            decisions.end_prefill_phase(placed.slot, 0.0)
             decisions.end_request(placed.slot, 0.0)
     placed = decisions.place("", 0.0, 1, 2, 2)
     if placed is not None:
-        decisions.end_prompt_phase(placed.slot, 0.0)
-        if placed.prompt_machine != placed.token_machine:
+        decisions.end_prefill_phase(placed.slot, 0.0)
+        if placed.prefill_machine != placed.decode_machine:
             decisions.end_transfer(placed.slot, 0.0)
         decisions.end_request(placed.slot, 0.0)
     decisions.look_home(0, 0.0)
     decisions.retire(0)
     decisions.switch_off(1)
+
+
+_MOST_MACHINES = 4_096
+_MOST_NUMBER = 1 << 40
+_MOST_TOKENS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A call that came out otherwise than logged.
+
+    Attributes:
+        line: Its line in the log, from 1.
+        call: The call.
+        logged: What differs, as logged, as JSON.
+        now: The same, as it comes out now.
+    """
+
+    line: int
+    call: str
+    logged: str
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionReplay:
+    """What a replay found.
+
+    Attributes:
+        decisions: Calls in the log.
+        equal: Calls before the first that came out otherwise; all of them where none did.
+        placements: Calls that placed a request, or found it too long, among the equal ones.
+        moves: Changes of a machine's pool that followed from load, among the equal ones.
+        difference: The first call that came out otherwise; those behind it are not made.
+        cut: The last line was cut off, as by a crash, and is left out.
+    """
+
+    decisions: int
+    equal: int
+    placements: int
+    moves: int
+    difference: Difference | None
+    cut: bool
+
+
+def replay(lines: Iterable[bytes], where: str = "decision log") -> DecisionReplay:
+    """Return what comes out when the calls of a log are made again on a new ledger.
+
+    Args:
+        lines: The log's lines, each with its line feed.
+        where: How the person knows the log, for messages.
+
+    Raises:
+        SpecError: It is no decision log, or a line of it is not a call that can be made.
+    """
+    numbered = enumerate(lines, start=1)
+    made: list[bytes] = []
+    decisions = _begun(next(numbered, (1, b""))[1], where, made.append)
+    equal = placements = 0
+    difference = None
+    for number, line in numbered:
+        if not line.endswith(b"\n"):
+            return DecisionReplay(equal, equal, placements, sum(decisions.moves().values()), None, cut=True)
+        made.clear()
+        logged = _made_again(decisions, line, f"{where}, line {number}")
+        if made != [line]:
+            difference = _difference(number, logged, made)
+            if difference is not None:
+                break
+        equal += 1
+        placements += logged["call"] == "place"
+    moves = sum(decisions.moves().values())
+    rest, cut = _counted(numbered)
+    return DecisionReplay(equal + (difference is not None) + rest, equal, placements, moves, difference, cut)
+
+
+def _counted(numbered: Iterator[tuple[int, bytes]]) -> tuple[int, bool]:
+    """Return how many whole lines are left, and whether the last one is cut off."""
+    count = 0
+    cut = False
+    for _, line in numbered:
+        cut = not line.endswith(b"\n")
+        count += not cut
+    return count, cut
+
+
+def _begun(line: bytes, where: str, sink: Callable[[bytes], object]) -> Decisions:
+    """Return a new ledger by a log's first line."""
+    if not line:
+        raise SpecError(f"{where}: not a decision log, it is empty")
+    first = _mapping(line)
+    if first.get("kind") != KIND:
+        raise SpecError(f"{where}: not a decision log")
+    if first.get("version") != VERSION:
+        raise SpecError.bad(f"{where}, line 1, version", first.get("version"), f"{VERSION}")
+    machines = first.get("machines")
+    if type(machines) is not int or not 1 <= machines <= _MOST_MACHINES:
+        raise SpecError.bad(f"{where}, line 1, machines", machines, f"a whole number from 1 to {_MOST_MACHINES:,}")
+    try:
+        return Decisions(_rules(first.get("rules")), machines, sink=sink)
+    except SpecError as problem:
+        raise SpecError(f"{where}, line 1: {problem}") from None
+    except (AttributeError, KeyError, TypeError):
+        raise SpecError(f"{where}, line 1: these are not the rules of this version of phasesplit") from None
+
+
+def _rules(written: Any) -> Rules:
+    by_default = Rules()
+    values: dict[str, Any] = {}
+    for name, value in written.items():
+        kind = type(getattr(by_default, name))
+        values[name] = kind[value.upper()] if issubclass(kind, IntEnum) else value
+    return Rules(**values)
+
+
+def _mapping(line: bytes) -> dict[str, Any]:
+    """Return a line's content, nothing where it is not a mapping in JSON."""
+    try:
+        content = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _made_again(decisions: Decisions, line: bytes, where: str) -> dict[str, Any]:
+    """Make the call of a line, and return the line's content."""
+    logged = _mapping(line)
+    call, arguments = logged.get("call"), logged.get("args")
+    kinds = _ARGUMENTS.get(call) if isinstance(call, str) else None
+    if kinds is None:
+        raise SpecError(f"{where}: not a call of a decision log")
+    if not isinstance(arguments, list) or len(arguments) != len(kinds):
+        raise SpecError.bad(f"{where}, args of {call}", arguments, f"{len(kinds)} values")
+    for argument, (allowed, fits) in zip(arguments, kinds, strict=True):
+        if not fits(decisions, argument):
+            raise SpecError.bad(f"{where}, {call}", argument, allowed)
+    if call == "place" and not decisions.serves():
+        raise SpecError(f"{where}: a request is placed, but no machine serves")
+    getattr(decisions, str(call))(*arguments)
+    return logged
+
+
+def _difference(number: int, logged: dict[str, Any], made: Sequence[bytes]) -> Difference | None:
+    """Return how the record of a call differs from the logged one; None where it does not, but for its spelling."""
+    now = _mapping(made[0]) if made else {"call": logged["call"], "args": logged["args"], "moved": []}
+    fields = [name for name in (*logged, *now) if logged.get(name) != now.get(name)]
+    if not fields:
+        return None
+    return Difference(number, logged["call"], _only(fields, logged), _only(fields, now))
+
+
+def _only(fields: Iterable[str], content: dict[str, Any]) -> str:
+    return orjson.dumps({name: content.get(name) for name in fields}).decode()
+
+
+def _machine(decisions: Decisions, value: Any) -> bool:
+    return type(value) is int and 0 <= value < decisions.ledger.machines.size
+
+
+def _serving(decisions: Decisions, value: Any) -> bool:
+    return _machine(decisions, value) and decisions.ledger.machines[value]["state"] == SERVING
+
+
+def _idle(decisions: Decisions, value: Any) -> bool:
+    return _machine(decisions, value) and decisions.ledger.machines[value]["state"] != SERVING
+
+
+def _slot(decisions: Decisions, value: Any) -> bool:
+    requests = decisions.ledger.requests
+    return type(value) is int and 0 <= value < requests.size and requests[value]["row"] >= 0
+
+
+def _several(decisions: Decisions, value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(set(map(repr, value))) == len(value)
+        and all(_serving(decisions, one) for one in value)
+    )
+
+
+_Fits = Callable[[Decisions, Any], bool]
+_Kind = tuple[str, _Fits]
+_NAME: _Kind = ("a name", lambda _, value: isinstance(value, str))
+_TIME: _Kind = ("a time in seconds", lambda _, value: type(value) is float)
+_TOKENS: _Kind = ("tokens", lambda _, value: type(value) is int and 1 <= value < _MOST_TOKENS)
+_BLOCKS: _Kind = ("blocks", lambda _, value: type(value) is int and 1 <= value < _MOST_NUMBER)
+_POOL: _Kind = ("a pool's number", lambda _, value: type(value) is int and 0 <= value < POOLS)
+_REQUEST: tuple[_Kind, ...] = (("a slot that a request has", _slot), _TIME)
+_ARGUMENTS: dict[str, tuple[_Kind, ...]] = {
+    "enlist": (_NAME, ("a machine that does not serve", _idle), _POOL, _BLOCKS),
+    "retire": (("a machine that serves", _serving),),
+    "switch_off": (("a machine's number", _machine),),
+    "place": (_NAME, _TIME, _TOKENS, _TOKENS, _TOKENS, ("machines that serve, each once", _several)),
+    "begin_prefill": _REQUEST,
+    "end_prefill_phase": _REQUEST,
+    "end_transfer": _REQUEST,
+    "end_request": _REQUEST,
+    "look_home": (("a machine that serves", _serving), _TIME),
+}
+"""The calls, and what each argument of theirs has to be."""

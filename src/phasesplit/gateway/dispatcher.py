@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from phasesplit.domain.kv import blocks_for
+from phasesplit.domain.machine import blocks_for
 from phasesplit.errors import GatewayError, RequestError
 from phasesplit.gateway.decisions import Decisions, Placed, Sink
 from phasesplit.gateway.estimates import SOON_S, Backlog, OutputLength
-from phasesplit.gateway.leases import Leases, Purpose, Reason
+from phasesplit.gateway.leases import LeaseEnd, Leases, Purpose
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.registry import BreakerRule, Machine, MachineView, Move, WorkerRegistry, checked_home
+from phasesplit.gateway.registry import BreakerRule, MachineView, Move, RegisteredMachine, WorkerRegistry, checked_home
 from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
-from phasesplit.scheduling.rules import Rules
+from phasesplit.scheduler.rules import Rules
 
 _MOST_TOKENS = (1 << 30) - 1
 
@@ -31,18 +31,20 @@ class Reservation:
     Attributes:
         key: Its name.
         slot: Its slot in the ledger.
-        prompt: The machine of its prompt phase.
-        token: The machine of its token phase.
+        prompt: The machine of its prefill phase.
+        token: The machine of its decode phase.
         computing: Prompt tokens that wait or run; 0 from the first token on.
-        started: Its prompt phase has begun to run.
-        landed: All its KV is on the token machine.
-        prompt_lease: Number of its lease on the prompt machine; 0 where that is the token machine, or once it ended.
-        token_lease: Number of its lease on the token machine; 0 once it ended.
+        started: Its prefill phase has begun to run.
+        landed: All its KV is on the decode machine.
+        prefill_lease: Number of its lease on the prefill machine; 0 where that is the decode machine, or once it ended.
+        decode_lease: Number of its lease on the decode machine; 0 once it ended.
     """
 
-    __slots__ = ("computing", "key", "landed", "prompt", "prompt_lease", "slot", "started", "token", "token_lease")
+    __slots__ = ("computing", "decode_lease", "key", "landed", "prefill_lease", "prompt", "slot", "started", "token")
 
-    def __init__(self, key: str, slot: int, prompt: Machine, token: Machine, prompt_tokens: int) -> None:
+    def __init__(
+        self, key: str, slot: int, prompt: RegisteredMachine, token: RegisteredMachine, prompt_tokens: int
+    ) -> None:
         self.key = key
         self.slot = slot
         self.prompt = prompt
@@ -50,12 +52,12 @@ class Reservation:
         self.computing = prompt_tokens
         self.started = False
         self.landed = False
-        self.prompt_lease = 0
-        self.token_lease = 0
+        self.prefill_lease = 0
+        self.decode_lease = 0
 
-    def needs(self, machine: Machine) -> bool:
+    def needs(self, machine: RegisteredMachine) -> bool:
         """Return whether it cannot go on without a machine."""
-        return self.token is machine or (self.prompt is machine and self.prompt_lease > 0)
+        return self.token is machine or (self.prompt is machine and self.prefill_lease > 0)
 
 
 class Dispatcher:
@@ -256,23 +258,23 @@ class Dispatcher:
                 self.registry.probe(machine, key, now_s)
         return Pair(key, live.prompt.name, live.prompt.epoch, live.token.name, live.token.epoch)
 
-    def prompt_started(self, key: str, now_s: float) -> bool:
-        """Book that a prompt phase has begun to run; return whether that was new."""
+    def prefill_started(self, key: str, now_s: float) -> bool:
+        """Book that a prefill phase has begun to run; return whether that was new."""
         live = self._reservations.get(key)
         if live is None or live.started:
             return False
         live.started = True
-        self._decisions.begin_prompt(live.slot, now_s)
+        self._decisions.begin_prefill(live.slot, now_s)
         return True
 
     def first_token(self, key: str, now_s: float) -> bool:
-        """Book a first token; return whether that was new. Where all KV has arrived before, the prompt side is free."""
+        """Book a first token; return whether that was new. Where all KV has arrived, the prefill side is free."""
         live = self._reservations.get(key)
         if live is None or not live.computing:
             return False
         live.started = True
         self._computed(live, live.computing, now_s)
-        self._decisions.end_prompt_phase(live.slot, now_s)
+        self._decisions.end_prefill_phase(live.slot, now_s)
         self.registry.report_moves()
         self.registry.succeeded(live.prompt, now_s)
         if live.landed:
@@ -280,7 +282,7 @@ class Dispatcher:
         return True
 
     def kv_ready(self, key: str, now_s: float) -> bool:
-        """Book that all KV is on the token machine; return whether that was new. The prompt side is free from now on.
+        """Book that all KV is on the decode machine; return whether that was new. The prefill side is free from now on.
 
         Before the first token it is only noted.
         """
@@ -292,7 +294,7 @@ class Dispatcher:
             self._leave_prompt_machine(live, now_s)
         return True
 
-    def ended(self, key: str, reason: Reason, now_s: float, output_tokens: int = 0) -> bool:
+    def ended(self, key: str, reason: LeaseEnd, now_s: float, output_tokens: int = 0) -> bool:
         """Book a request's end, or that of an attempt, in any state; return whether that was new.
 
         Args:
@@ -304,8 +306,8 @@ class Dispatcher:
         live = self._reservations.get(key)
         if live is None:
             return False
-        if reason is Reason.COMPLETED:
-            # One token only: the prompt machine has done it all.
+        if reason is LeaseEnd.COMPLETED:
+            # One token only: the prefill machine has done it all.
             self.registry.succeeded(live.prompt if live.computing else live.token, now_s)
             if output_tokens > 0:
                 self._lengths.add(output_tokens)
@@ -380,44 +382,44 @@ class Dispatcher:
         live = Reservation(
             key,
             placed.slot,
-            self.registry.at(placed.prompt_machine),
-            self.registry.at(placed.token_machine),
+            self.registry.at(placed.prefill_machine),
+            self.registry.at(placed.decode_machine),
             prompt_tokens,
         )
         self._reservations[key] = live
         if live.prompt is not live.token:
-            live.prompt_lease = self._lease(live.prompt, key, prompt_tokens + 1, Purpose.PREFILL, now_s)
-        live.token_lease = self._lease(live.token, key, prompt_tokens + expected_tokens, Purpose.DECODE, now_s)
+            live.prefill_lease = self._lease(live.prompt, key, prompt_tokens + 1, Purpose.PREFILL, now_s)
+        live.decode_lease = self._lease(live.token, key, prompt_tokens + expected_tokens, Purpose.DECODE, now_s)
         self.pending_prompt_tokens += prompt_tokens
         live.prompt.rate.begin(now_s)
         return live
 
     def _leave_prompt_machine(self, live: Reservation, now_s: float) -> None:
-        """Book that a request's KV is off its prompt machine, if that is not its token machine too."""
-        if live.prompt_lease:
+        """Book that a request's KV is off its prefill machine, if that is not its decode machine too."""
+        if live.prefill_lease:
             self._decisions.end_transfer(live.slot, now_s)
-            self.leases.release(live.prompt_lease, Reason.COMPLETED)
-            live.prompt_lease = 0
+            self.leases.release(live.prefill_lease, LeaseEnd.COMPLETED)
+            live.prefill_lease = 0
 
-    def _end(self, live: Reservation, reason: Reason, now_s: float) -> None:
+    def _end(self, live: Reservation, reason: LeaseEnd, now_s: float) -> None:
         """Take a request out of all books."""
         del self._reservations[live.key]
         if live.computing:
             self._computed(live, 0, now_s)
         self._decisions.end_request(live.slot, now_s)
         self.registry.report_moves()
-        for number in (live.prompt_lease, live.token_lease):
+        for number in (live.prefill_lease, live.decode_lease):
             if number:
                 self.leases.release(number, reason)
         for machine in (live.prompt, live.token):
             if machine.probe == live.key:
                 self.registry.probe_ended(machine, now_s)
 
-    def _lose(self, machine: Machine, now_s: float) -> tuple[Lost, ...]:
+    def _lose(self, machine: RegisteredMachine, now_s: float) -> tuple[Lost, ...]:
         """End the requests that cannot go on without a machine that is gone, and return them."""
         needed = [live for live in self._reservations.values() if live.needs(machine)]
         for live in needed:
-            self._end(live, Reason.WORKER_LOST, now_s)
+            self._end(live, LeaseEnd.WORKER_LOST, now_s)
         return tuple(Lost(live.key, "token" if live.token is machine else "prompt") for live in needed)
 
     def _expire(self, now_s: float) -> tuple[Lost, ...]:
@@ -426,15 +428,15 @@ class Dispatcher:
         for lease in self.leases.expire(now_s):
             live = self._reservations[lease.request]
             if lease.purpose is Purpose.PREFILL:
-                live.prompt_lease = 0
+                live.prefill_lease = 0
             else:
-                live.token_lease = 0
+                live.decode_lease = 0
             expired.setdefault(live.key, Lost(live.key, str(lease.purpose)))
         for key in expired:
-            self._end(self._reservations[key], Reason.EXPIRED, now_s)
+            self._end(self._reservations[key], LeaseEnd.EXPIRED, now_s)
         return tuple(expired.values())
 
-    def _lease(self, machine: Machine, key: str, tokens: int, purpose: Purpose, now_s: float) -> int:
+    def _lease(self, machine: RegisteredMachine, key: str, tokens: int, purpose: Purpose, now_s: float) -> int:
         """Reserve blocks for so many tokens, and return the number of the lease."""
         blocks = blocks_for(tokens, self._block_tokens)
         return self.leases.reserve(

@@ -32,7 +32,7 @@ class OutputLength:
         return max(1, min(round(self._mean), most_output_tokens))
 
 
-class PromptRate:
+class PrefillRate:
     """How many prompt tokens per second a machine computes while it has prompts.
 
     The last minute or so of such time counts. Prompts that were given up count with their time, not with their tokens:

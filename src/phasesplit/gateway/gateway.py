@@ -12,12 +12,11 @@ from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.connections import Heartbeats, WorkerConnections
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.in_flight import InFlightRequests
-from phasesplit.gateway.keys import bearer_key, key_accepted
-from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.limits import Limits, bearer_key, key_accepted
 from phasesplit.gateway.meters import Meters
-from phasesplit.gateway.states import Event
-from phasesplit.gateway.worker import WorkerClient
-from phasesplit.protocol.errors import unknown_model, wrong_key
+from phasesplit.gateway.request_states import Event
+from phasesplit.gateway.worker_client import WorkerClient
+from phasesplit.protocol.openai_errors import unknown_model, wrong_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ class Gateway:
             return "the gateway is shutting down"
         return "" if self.dispatcher.most_tokens else "no machines serve both phases"
 
-    def demand_client(self, authorization: str | None) -> None:
+    def require_client(self, authorization: str | None) -> None:
         """Look at a client's key.
 
         Raises:
@@ -133,7 +132,7 @@ class Gateway:
         if self.keys.client and not key_accepted(bearer_key(authorization), self.keys.client):
             raise wrong_key()
 
-    def demand_model(self, name: str) -> None:
+    def require_model(self, name: str) -> None:
         """Look whether a model is served here.
 
         Raises:

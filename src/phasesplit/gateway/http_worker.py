@@ -3,6 +3,8 @@
 Each machine has connections of its own, as many as it needs: one that answers nothing holds up nobody else's requests.
 How long its answers may take is not decided here: a request's deadlines, the longest pause between tokens and the
 machine's heartbeats end what takes too long, whichever comes first. A timer per read would cost as much as the read.
+
+What a machine's answers and errors mean for a request; `protocol.worker_answers` reads them.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -13,15 +15,66 @@ from typing import Any
 import aiohttp
 import orjson
 
-from phasesplit.gateway.states import Event
-from phasesplit.gateway.wire import read_chunk, read_error
-from phasesplit.gateway.worker import LegError
+from phasesplit.gateway.request_states import Event
+from phasesplit.gateway.worker_client import LegError
 from phasesplit.protocol.sse import answer_lines, chunk_text
 from phasesplit.protocol.worker import Chunk
+from phasesplit.protocol.worker_answers import read_answer
+
+_REFUSED = frozenset({400, 404, 413, 422})
+_FULL = frozenset({409, 429, 503})
+
+
+def read_chunk(answer: Mapping[str, Any], lost: Event) -> Chunk:
+    """Return what an answer, or one event of a stream, says.
+
+    Args:
+        answer: The JSON object.
+        lost: The event that a machine's failure means on this leg.
+
+    Raises:
+        LegError: It is an error, or not an answer.
+    """
+    if "error" in answer:
+        raise read_error(answer, None, lost)
+    try:
+        chunk = read_answer(answer)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        raise LegError("a machine sent something that is not an answer", lost) from None
+    if chunk.finish_reason not in (None, "stop", "length"):
+        raise LegError(f"a machine ended a request with {chunk.finish_reason!r}", lost)
+    return chunk
+
+
+def read_error(answer: Any, status: int | None, lost: Event) -> LegError:
+    """Return what a machine's error means.
+
+    Args:
+        answer: Its body, where it has one.
+        status: Its HTTP status, None for an error within a stream.
+        lost: See `read_chunk`.
+    """
+    error = answer.get("error") if isinstance(answer, dict) else None
+    error = error if isinstance(error, dict) else {}
+    message = str(error.get("message") or f"a machine answered with status {status}")
+    if error.get("code") == "transfer_failed":
+        return LegError(message, Event.TRANSFER_FAILED)
+    if status in _FULL or error.get("code") == "no_capacity":
+        return LegError(message, Event.WORKER_REFUSED, machine_status=status or 503)
+    if status in _REFUSED or (status is None and error.get("type") == "invalid_request_error"):
+        param, code = error.get("param"), error.get("code")
+        return LegError(
+            message,
+            Event.INPUT_REFUSED,
+            machine_status=status or 400,
+            param=param if isinstance(param, str) else None,
+            code=code if isinstance(code, str) else None,
+        )
+    return LegError(message, lost, machine_status=status or 502)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class AnswerTimeouts:
     """How long to wait for what a machine answers at once.
 
     Attributes:
@@ -40,7 +93,7 @@ class HttpWorker:
         url: Where it listens, without a slash at the end.
     """
 
-    def __init__(self, url: str, *, key: str | None = None, patience: Patience | None = None) -> None:
+    def __init__(self, url: str, *, key: str | None = None, patience: AnswerTimeouts | None = None) -> None:
         """Make a client; nothing is connected before the first call, which needs a running event loop.
 
         Args:
@@ -50,17 +103,17 @@ class HttpWorker:
         """
         self.url = url.rstrip("/")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        patience = patience or Patience()
+        patience = patience or AnswerTimeouts()
         self._answer = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect_s)
         self._order = aiohttp.ClientTimeout(total=patience.order_s, sock_connect=patience.connect_s)
         self._opened: aiohttp.ClientSession | None = None
 
-    async def prompt_leg(self, body: Mapping[str, Any]) -> Chunk:
-        lost = Event.PROMPT_LOST
+    async def prefill_leg(self, body: Mapping[str, Any]) -> Chunk:
+        lost = Event.PREFILL_LOST
         return read_chunk(await self._call("POST", "/v1/completions", body, self._answer, lost), lost)
 
-    async def token_leg(self, body: Mapping[str, Any]) -> AsyncIterator[Chunk]:
-        lost = Event.TOKEN_LOST
+    async def decode_leg(self, body: Mapping[str, Any]) -> AsyncIterator[Chunk]:
+        lost = Event.DECODE_LOST
         with _losses(lost):
             async with self._session.post(
                 f"{self.url}/v1/completions", data=orjson.dumps(body), timeout=self._answer
@@ -76,10 +129,10 @@ class HttpWorker:
         return dict(await self._call("GET", "/facts", None, self._order, Event.WORKER_REFUSED))
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        with _losses(Event.TOKEN_LOST):
+        with _losses(Event.DECODE_LOST):
             async with self._session.get(f"{self.url}/events", timeout=self._answer) as response:
                 if response.status != 200:
-                    raise read_error(_json(await response.read()), response.status, Event.TOKEN_LOST)
+                    raise read_error(_json(await response.read()), response.status, Event.DECODE_LOST)
                 async for line in answer_lines(response.content):
                     if line:
                         yield orjson.loads(line)

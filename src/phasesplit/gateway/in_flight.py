@@ -12,9 +12,9 @@ from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.connections import WorkerConnections
 from phasesplit.gateway.dispatcher import Dispatcher
 from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.live_request import LiveRequest
 from phasesplit.gateway.meters import Meters
-from phasesplit.gateway.request import LiveRequest
-from phasesplit.gateway.states import Event
+from phasesplit.gateway.request_states import Event
 from phasesplit.gateway.story import Stories, Story
 from phasesplit.gateway.verdicts import Lost
 
@@ -200,7 +200,7 @@ class InFlightRequests:
 
     def on_event(self, machine: str, report: Mapping[str, Any]) -> None:
         """Take a machine's report about one attempt."""
-        for name, tell in (("prompt_started", LiveRequest.prompt_started), ("kv_ready", LiveRequest.kv_ready)):
+        for name, tell in (("prefill_started", LiveRequest.prefill_started), ("kv_ready", LiveRequest.kv_ready)):
             if name in report:
                 request, attempt = self._by_key.get(str(report[name]), (None, 0))
                 if request is None:
@@ -230,7 +230,7 @@ def record(request: LiveRequest) -> Record:
         "output_tokens": len(request.output.ids),
         "attempts": request.progress.attempts,
         "continued": request.continued,
-        "prompt_machine": pair.prompt if pair else None,
-        "token_machine": pair.token if pair else None,
+        "prefill_machine": pair.prompt if pair else None,
+        "decode_machine": pair.token if pair else None,
         "ended_s": request.age_s,
     } | request.stages.record()

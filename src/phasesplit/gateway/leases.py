@@ -18,7 +18,7 @@ from enum import StrEnum
 from phasesplit.errors import GatewayError
 
 
-class Reason(StrEnum):
+class LeaseEnd(StrEnum):
     """Why a lease ended; everything but `completed` is worth a look."""
 
     COMPLETED = "completed"
@@ -39,7 +39,7 @@ class Purpose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class KvLease:
     """One reservation.
 
     Attributes:
@@ -70,16 +70,16 @@ class Leases:
     """
 
     def __init__(self) -> None:
-        self.ended: Counter[Reason] = Counter()
+        self.ended: Counter[LeaseEnd] = Counter()
         self.late = 0
-        self._by_number: dict[int, Lease] = {}
+        self._by_number: dict[int, KvLease] = {}
         self._held: dict[str, dict[int, None]] = {}
         self._blocks: Counter[str] = Counter()
         self._made = 0
 
     def reserve(
         self, machine: str, request: str, blocks: int, purpose: Purpose, *, now_s: float, deadline_s: float
-    ) -> Lease:
+    ) -> KvLease:
         """Return a new lease.
 
         Args:
@@ -98,7 +98,7 @@ class Leases:
                 f"request {request} on {machine}: a lease of {blocks} blocks, {now_s} to {deadline_s} s, holds nothing"
             )
         self._made += 1
-        lease = Lease(self._made, machine, request, blocks, purpose, now_s, deadline_s)
+        lease = KvLease(self._made, machine, request, blocks, purpose, now_s, deadline_s)
         self._by_number[lease.number] = lease
         self._held.setdefault(machine, {})[lease.number] = None
         self._blocks[machine] += blocks
@@ -124,7 +124,7 @@ class Leases:
                 self._by_number[number] = replace(lease, deadline_s=max(lease.deadline_s, deadline_s))
         return named - known
 
-    def release(self, number: int, reason: Reason) -> Lease | None:
+    def release(self, number: int, reason: LeaseEnd) -> KvLease | None:
         """End a lease; a second time changes nothing but the count of late releases.
 
         Args:
@@ -146,7 +146,7 @@ class Leases:
         self.ended[reason] += 1
         return lease
 
-    def expire(self, now_s: float) -> list[Lease]:
+    def expire(self, now_s: float) -> list[KvLease]:
         """End the leases whose deadline has come, and return them, oldest first.
 
         Args:
@@ -154,14 +154,14 @@ class Leases:
         """
         due = [lease for lease in self._by_number.values() if lease.deadline_s <= now_s]
         for lease in due:
-            self.release(lease.number, Reason.EXPIRED)
+            self.release(lease.number, LeaseEnd.EXPIRED)
         return due
 
-    def lose(self, machine: str) -> list[Lease]:
+    def lose(self, machine: str) -> list[KvLease]:
         """End all leases on a machine that is gone or has restarted, and return them, oldest first."""
         lost = [self._by_number[number] for number in self._held.get(machine, {})]
         for lease in lost:
-            self.release(lease.number, Reason.WORKER_LOST)
+            self.release(lease.number, LeaseEnd.WORKER_LOST)
         return lost
 
     def blocks(self, machine: str | None = None) -> int:
@@ -175,7 +175,7 @@ class Leases:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def __iter__(self) -> Iterator[Lease]:
+    def __iter__(self) -> Iterator[KvLease]:
         """Iterate over the leases in force, oldest first."""
         return iter(tuple(self._by_number.values()))
 

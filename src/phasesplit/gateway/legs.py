@@ -1,11 +1,11 @@
-"""What the two machines of a request are sent: the prompt leg and the token leg of one choice.
+"""What the two machines of a request are sent: the prefill leg and the decode leg of one choice.
 
-Both legs are completions with token ids and `kv_transfer_params`; a chat has been made into a prompt before. The token
+Both legs are completions with token ids and `kv_transfer_params`; a chat has been made into a prompt before. The decode
 leg answers for the whole choice, its first token included, so that its bounds, penalties and log-probabilities are
-those of an unsplit engine. The prompt leg asks for one token, the same one: both legs carry the same seed. The gateway
+those of an unsplit engine. The prefill leg asks for one token, the same one: both legs carry the same seed. The gateway
 sends the client whichever copy comes first.
 
-| client's field                       | prompt leg                          | token leg                            |
+| client's field                       | prefill leg                          | decode leg                            |
 |--------------------------------------|-------------------------------------|--------------------------------------|
 | prompt, messages                     | the prompt's token ids              | the same                             |
 | max_tokens, max_completion_tokens    | max_tokens 1                        | max_tokens, as sent or by the context|
@@ -44,12 +44,12 @@ _APART = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Legs:
+class LegBodies:
     """The bodies of one choice.
 
     Attributes:
-        prompt: For the prompt machine.
-        token: For the token machine, None where the first token is the only one.
+        prompt: For the prefill machine.
+        token: For the decode machine, None where the first token is the only one.
     """
 
     prompt: dict[str, Any]
@@ -64,9 +64,9 @@ def split_legs(
     most_tokens: int,
     seed: int,
     emitted: Sequence[int] = (),
-    prompt_transfer: Mapping[str, Any],
-    token_transfer: Mapping[str, Any],
-) -> Legs:
+    prefill_transfer: Mapping[str, Any],
+    decode_transfer: Mapping[str, Any],
+) -> LegBodies:
     """Return the bodies for a pair of machines.
 
     Args:
@@ -76,17 +76,17 @@ def split_legs(
         most_tokens: Most output tokens in all, >= 0.
         seed: The gateway's seed for this request, 0 to 2**63 - 1; that of an attempt depends on `emitted` too.
         emitted: The output so far, fewer than `most_tokens`, where it goes on.
-        prompt_transfer: The prompt machine's kv_transfer_params: where the KV goes.
-        token_transfer: The token machine's kv_transfer_params: where the KV comes from.
+        prefill_transfer: The prefill machine's kv_transfer_params: where the KV goes.
+        decode_transfer: The decode machine's kv_transfer_params: where the KV comes from.
     """
     shared = _shared(request, choice, prompt_ids, seed, emitted)
     left = most_tokens - len(emitted)
     prompt = shared | _of_prompt(request, emitted) | _bounds(request, 1, emitted) | {"stream": False}
     if left <= 1:
-        return Legs(prompt, None)
+        return LegBodies(prompt, None)
     token = shared | _bounds(request, left, emitted) | _streamed()
-    return Legs(
-        prompt | {"kv_transfer_params": dict(prompt_transfer)}, token | {"kv_transfer_params": dict(token_transfer)}
+    return LegBodies(
+        prompt | {"kv_transfer_params": dict(prefill_transfer)}, token | {"kv_transfer_params": dict(decode_transfer)}
     )
 
 

@@ -1,22 +1,96 @@
-"""The page that Prometheus reads; docs/metrics.md says what each name means."""
+"""The page that Prometheus reads; docs/metrics.md says what each name means.
+
+OpenTelemetry traces, where its packages are installed: a span for each choice that has ended, and for its stages.
+
+Spans are made from the record that a choice leaves, after its end: serving a request costs nothing for them.
+"""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from phasesplit.errors import SpecError
 from phasesplit.gateway.in_flight import InFlightRequests
 from phasesplit.gateway.leases import Purpose
-from phasesplit.gateway.meters import Histogram
-from phasesplit.gateway.states import State
+from phasesplit.gateway.meters import Histogram, intervals
+from phasesplit.gateway.request_states import RequestState
+from phasesplit.kv_transfer.layout import ITEM_BYTES
 from phasesplit.protocol.roles import ROLES
-from phasesplit.transfer.layout import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+
+_TOLD = (
+    "request", "choice", "model", "outcome", "finish_reason", "prompt_tokens", "output_tokens", "attempts",
+    "continued", "prefill_machine", "decode_machine",
+)  # fmt: skip
+
+
+class Spans:
+    """Makes spans of records; give it to a gateway as `records`."""
+
+    def __init__(self, tracer: "Tracer", close: Callable[[], None] = lambda: None) -> None:
+        """Make one.
+
+        Args:
+            tracer: Where spans go.
+            close: Sends those that have not been sent yet.
+        """
+        self._tracer = tracer
+        self.close = close
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        """Make the spans of one record."""
+        from opentelemetry.trace import set_span_in_context
+
+        start_s = record["arrival_unix_s"]
+        told = {f"phasesplit.{name}": record[name] for name in _TOLD if record[name] is not None}
+        whole = self._tracer.start_span("request", start_time=_ns(start_s), attributes=told)
+        inside = set_span_in_context(whole)
+        for stage, (begin_s, end_s) in intervals(record).items():
+            span = self._tracer.start_span(stage, context=inside, start_time=_ns(start_s + begin_s))
+            span.end(_ns(start_s + end_s))
+        whole.end(_ns(start_s + record["ended_s"]))
+
+
+def spans_to(endpoint: str) -> Spans:
+    """Return what sends spans to a collector, in the background.
+
+    Args:
+        endpoint: URL of its OTLP endpoint over HTTP, such as "http://localhost:4318/v1/traces".
+
+    Raises:
+        SpecError: OpenTelemetry is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise SpecError(f"traces to {endpoint}: not installed; pip install 'phasesplit[otel]'") from None
+    provider = TracerProvider(resource=Resource.create({"service.name": "phasesplit"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+    return Spans(provider.get_tracer("phasesplit.gateway"), provider.shutdown)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LIVE_STATES = (State.QUEUED, State.PREFILLING, State.TRANSFERRING, State.WAITING, State.DECODING)
+_LIVE_STATES = (
+    RequestState.QUEUED,
+    RequestState.PREFILLING,
+    RequestState.TRANSFERRING,
+    RequestState.WAITING,
+    RequestState.DECODING,
+)
 
 
 def exposition(requests: InFlightRequests) -> bytes:

@@ -9,7 +9,7 @@ from phasesplit.errors import RequestError
 from phasesplit.gateway.limits import Limits
 from phasesplit.protocol.bodies import json_object
 from phasesplit.protocol.completions import ChatRequest, ClientRequest, CompletionRequest, extras
-from phasesplit.protocol.errors import invalid, of_validation, too_long_context, unsupported
+from phasesplit.protocol.openai_errors import invalid, of_validation, too_long_context, unsupported
 
 _Kind = TypeVar("_Kind", bound=ClientRequest)
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from phasesplit.domain.cluster import Role
 from phasesplit.errors import RequestError, SpecError
 from phasesplit.gateway.decisions import Decisions
-from phasesplit.gateway.estimates import PromptRate
+from phasesplit.gateway.estimates import PrefillRate
 from phasesplit.gateway.leases import Leases
-from phasesplit.scheduling.pools import POOL_NAMES, is_drained
+from phasesplit.scheduler.pools import POOL_NAMES, is_drained
 
 if TYPE_CHECKING:
     from phasesplit.gateway.connections import Connection
@@ -123,8 +123,8 @@ class MachineView(NamedTuple):
         state: serving, draining (finishes what it has), broken (its breaker is open), probing (one request tries it),
             or off.
         next_home: Its home once it has drained, or None.
-        prompt_requests: Requests whose prompt phase is there, waiting or running.
-        token_requests: Requests whose token phase is or will be there.
+        prefill_requests: Requests whose prefill phase is there, waiting or running.
+        decode_requests: Requests whose decode phase is or will be there.
         pending_tokens: Tokens that wait to be computed there.
         committed_blocks: KV blocks that rules count on for its requests.
         capacity_blocks: KV blocks it has.
@@ -139,8 +139,8 @@ class MachineView(NamedTuple):
     home: str
     state: str
     next_home: str | None
-    prompt_requests: int
-    token_requests: int
+    prefill_requests: int
+    decode_requests: int
     pending_tokens: int
     committed_blocks: int
     capacity_blocks: int
@@ -149,7 +149,7 @@ class MachineView(NamedTuple):
     heard_s: float
 
 
-class Machine:
+class RegisteredMachine:
     """The one record of a machine that has joined.
 
     Attributes:
@@ -192,7 +192,7 @@ class Machine:
         self.next_home: str | None = None
         self.breaker = Breaker(self._rule)
         self.probe = ""
-        self.rate = PromptRate()
+        self.rate = PrefillRate()
         self.heard_s = self.heartbeat_s = now_s
         self.orphan_keys: frozenset[str] = frozenset()
 
@@ -237,8 +237,8 @@ class WorkerRegistry:
         self, decisions: Decisions, most_machines: int, rule: BreakerRule, on_move: Callable[[Move], None] | None
     ) -> None:
         self._most, self._rule = most_machines, rule
-        self._by_name: dict[str, Machine] = {}
-        self._by_row: dict[int, Machine] = {}
+        self._by_name: dict[str, RegisteredMachine] = {}
+        self._by_row: dict[int, RegisteredMachine] = {}
         self.degraded: tuple[str, ...] = ()
         self.prompt_tokens_per_s: float | None = None
         self._decisions = decisions
@@ -246,19 +246,19 @@ class WorkerRegistry:
         self._orders = 0
         self._measure_capacity()
 
-    def __iter__(self) -> Iterator[Machine]:
+    def __iter__(self) -> Iterator[RegisteredMachine]:
         """Iterate over the machines that have a row, in the order in which they joined."""
         return (machine for machine in self._by_name.values() if machine.row != _NO_ROW)
 
-    def get(self, name: str) -> Machine | None:
+    def get(self, name: str) -> RegisteredMachine | None:
         """Return a machine, None if it never joined."""
         return self._by_name.get(name)
 
-    def at(self, row: int) -> Machine:
+    def at(self, row: int) -> RegisteredMachine:
         """Return the machine with a number."""
         return self._by_row[row]
 
-    def known(self, name: str, epoch: int | None = None) -> Machine:
+    def known(self, name: str, epoch: int | None = None) -> RegisteredMachine:
         """Return a machine that has joined.
 
         Args:
@@ -279,7 +279,7 @@ class WorkerRegistry:
             )
         return machine
 
-    def admit(self, name: str, epoch: int) -> Machine:
+    def admit(self, name: str, epoch: int) -> RegisteredMachine:
         """Return the place for a machine that joins, or joins again.
 
         Raises:
@@ -297,7 +297,7 @@ class WorkerRegistry:
             return machine
         row = self._free_row()
         if machine is None:
-            machine = Machine(name, row, self._rule)
+            machine = RegisteredMachine(name, row, self._rule)
         else:
             del self._by_name[name]  # it comes back behind those that have joined meanwhile
             machine.row = row
@@ -305,24 +305,30 @@ class WorkerRegistry:
         return machine
 
     def begin(
-        self, machine: Machine, epoch: int, home: str, capacity_blocks: int, facts: Mapping[str, Any], now_s: float
+        self,
+        machine: RegisteredMachine,
+        epoch: int,
+        home: str,
+        capacity_blocks: int,
+        facts: Mapping[str, Any],
+        now_s: float,
     ) -> None:
         """Begin a life of a machine that is off."""
         machine.begin(epoch=epoch, home=home, capacity_blocks=capacity_blocks, facts=facts, now_s=now_s)
         self.settle(machine, now_s)
 
-    def switch_off(self, machine: Machine) -> None:
+    def switch_off(self, machine: RegisteredMachine) -> None:
         """Take out a machine that is gone (`off` is set), and whose requests have all ended."""
         machine.serving = False
         self._decisions.switch_off(machine.row)
         self._measure_capacity()
 
-    def forget(self, machine: Machine) -> None:
+    def forget(self, machine: RegisteredMachine) -> None:
         """Drop the record of a machine that has neither a row nor anybody who calls it."""
         if machine.row == _NO_ROW and machine.connection is None:
             del self._by_name[machine.name]
 
-    def connected(self) -> list[Machine]:
+    def connected(self) -> list[RegisteredMachine]:
         """Return the machines that somebody calls, the lost ones too, by name."""
         return [self._by_name[name] for name in sorted(self._by_name) if self._by_name[name].connection is not None]
 
@@ -347,34 +353,34 @@ class WorkerRegistry:
         machine.next_home = None if home == machine.home else home
         self.settle(machine, now_s)
 
-    def is_drained(self, machine: Machine) -> bool:
+    def is_drained(self, machine: RegisteredMachine) -> bool:
         """Return whether nothing is left of what a machine had."""
         return machine.row == _NO_ROW or is_drained(self._decisions.ledger, machine.row)
 
-    def failed(self, machine: Machine, now_s: float) -> None:
+    def failed(self, machine: RegisteredMachine, now_s: float) -> None:
         """Count a failure of a machine."""
         machine.breaker.failed(now_s)
         machine.probe = ""
         self.settle(machine, now_s)
 
-    def succeeded(self, machine: Machine, now_s: float) -> None:
+    def succeeded(self, machine: RegisteredMachine, now_s: float) -> None:
         """Count a success of a machine."""
         if machine.breaker.failures:
             machine.breaker.succeeded()
             machine.probe = ""
             self.settle(machine, now_s)
 
-    def probe(self, machine: Machine, key: str, now_s: float) -> None:
+    def probe(self, machine: RegisteredMachine, key: str, now_s: float) -> None:
         """Let nothing more come to a machine that a request tries."""
         machine.probe = key
         self.settle(machine, now_s)
 
-    def probe_ended(self, machine: Machine, now_s: float) -> None:
+    def probe_ended(self, machine: RegisteredMachine, now_s: float) -> None:
         """Let another request try a machine: the one that did has ended, and nobody knows more."""
         machine.probe = ""
         self.settle(machine, now_s)
 
-    def settle(self, machine: Machine, now_s: float) -> None:
+    def settle(self, machine: RegisteredMachine, now_s: float) -> None:
         """Let a machine serve if it should, or no longer."""
         if machine.serving and not machine.should_serve(now_s):
             machine.serving = False
@@ -434,7 +440,7 @@ class WorkerRegistry:
         self.forget(gone)
         return row
 
-    def _view(self, machine: Machine, leased_blocks: int, now_s: float) -> MachineView:
+    def _view(self, machine: RegisteredMachine, leased_blocks: int, now_s: float) -> MachineView:
         columns = self._decisions.ledger.machines[machine.row]
         return MachineView(
             name=machine.name,
@@ -443,8 +449,8 @@ class WorkerRegistry:
             home=machine.home,
             state=machine.state(now_s),
             next_home=machine.next_home,
-            prompt_requests=int(columns["prompt_requests"]),
-            token_requests=int(columns["token_requests"]),
+            prefill_requests=int(columns["prefill_requests"]),
+            decode_requests=int(columns["decode_requests"]),
             pending_tokens=int(columns["pending_tokens"]),
             committed_blocks=int(columns["committed_blocks"]),
             capacity_blocks=machine.capacity_blocks,
@@ -453,7 +459,7 @@ class WorkerRegistry:
             heard_s=machine.heartbeat_s,
         )
 
-    def _report_move(self, machine: Machine, pool: str) -> None:
+    def _report_move(self, machine: RegisteredMachine, pool: str) -> None:
         self._orders += 1
         if self._on_move is not None:
             self._on_move(Move(machine.name, machine.epoch, self._orders, pool, machine.home))

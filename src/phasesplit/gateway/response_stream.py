@@ -2,22 +2,86 @@
 
 Nothing is sent before the first content is there, headers neither: until then a failure can still be tried again, or be
 answered with its own status.
+
+Request bodies, read under bounds on bytes and on time.
 """
 
 import asyncio
+import contextlib
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from typing import Any
 
-from phasesplit.errors import GatewayError
+from phasesplit.errors import GatewayError, RequestError
+from phasesplit.gateway.choice_spec import ChoiceSpec
 from phasesplit.gateway.in_flight import InFlightRequests
-from phasesplit.gateway.order import Order
-from phasesplit.gateway.request import LiveRequest
-from phasesplit.gateway.states import Event
+from phasesplit.gateway.limits import Limits
+from phasesplit.gateway.live_request import LiveRequest
+from phasesplit.gateway.request_states import Event
 from phasesplit.protocol import sse
-from phasesplit.protocol.answers import ClientAnswer, Piece, usage
-from phasesplit.protocol.asgi import ClientGoneError, JsonAnswer, Receive, Send, client_gone, send_part, start
+from phasesplit.protocol.answers import AnswerPiece, ClientAnswer, usage
+from phasesplit.protocol.asgi import (
+    ClientGoneError,
+    JsonAnswer,
+    Receive,
+    Scope,
+    Send,
+    client_gone,
+    read_body,
+    send_part,
+    start,
+)
 from phasesplit.protocol.completions import ChatRequest, ClientRequest
-from phasesplit.protocol.errors import error_answer
+from phasesplit.protocol.openai_errors import error_answer
+
+_DISCARD_BYTES, _DISCARD_S = 1 << 24, 1.0
+"""What is still taken of a body that is too long, so that its client sees the answer."""
+
+
+async def bounded_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        RequestError: 413 as soon as it is known to be too long, 408 if it does not arrive in time.
+        ClientGoneError: The client leaves.
+    """
+    headers = dict(scope["headers"])
+    told = headers.get(b"content-length", b"")
+    if told.isdigit() and len(told) < 20 and int(told) > limits.body_bytes:
+        if b"expect" not in headers:  # such a client sends nothing before it is asked to
+            await _discard(receive)
+        raise _too_long(f"{int(told)}", limits)
+    try:
+        async with asyncio.timeout(limits.header_s):
+            try:
+                return await read_body(receive, limits.body_bytes)
+            except RequestError:
+                await _discard(receive)
+                raise _too_long("more", limits) from None
+    except TimeoutError:
+        raise RequestError(
+            f"the body did not arrive within {limits.header_s:g} s", status=408, code="request_timeout"
+        ) from None
+
+
+async def _discard(receive: Receive) -> None:
+    """Drop the rest of a body, within bounds: a client that is still sending would be cut off before the answer."""
+    length, end_s = 0, time.monotonic() + _DISCARD_S
+    with contextlib.suppress(TimeoutError):
+        while length < _DISCARD_BYTES and time.monotonic() < end_s:
+            async with asyncio.timeout(_DISCARD_S):
+                message: MutableMapping[str, Any] = await receive()
+            length += len(message.get("body", b""))
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            if not message.get("more_body", False):
+                return
+
+
+def _too_long(told: str, limits: Limits) -> RequestError:
+    return RequestError(f"the body has {told} bytes, allowed are {limits.body_bytes}", status=413, code="body_too_long")
+
 
 _SLOW_READER_S = 30.0
 """How much longer than its request a client may take to read the answer."""
@@ -27,7 +91,7 @@ class ResponseStream:
     """What one request and its client have to do with one another."""
 
     def __init__(
-        self, in_flight: InFlightRequests, request: ClientRequest, orders: Sequence[Order], answer: ClientAnswer
+        self, in_flight: InFlightRequests, request: ClientRequest, orders: Sequence[ChoiceSpec], answer: ClientAnswer
     ) -> None:
         """Make one whose choices have not begun.
 
@@ -44,7 +108,7 @@ class ResponseStream:
         self._open = len(self._choices)
         self._failure: Exception | None = None
         self._client_gone = False
-        self._pieces: deque[tuple[LiveRequest, int, Piece]] = deque()
+        self._pieces: deque[tuple[LiveRequest, int, AnswerPiece]] = deque()
         self._news = asyncio.Event()
         self._introduced: set[int] = set()
 
@@ -69,7 +133,7 @@ class ResponseStream:
                 if not choice.progress.ended:
                     choice.tell(Event.CLIENT_GONE if self._client_gone else Event.CANCELLED)
 
-    def _on_piece(self, choice: LiveRequest, attempt: int, piece: Piece | None) -> None:
+    def _on_piece(self, choice: LiveRequest, attempt: int, piece: AnswerPiece | None) -> None:
         if piece is not None:
             self._pieces.append((choice, attempt, piece))
         else:

@@ -21,7 +21,7 @@ _RUNS = frozenset({"token"})
 
 
 @dataclass(slots=True)
-class Entry:
+class StoryEntry:
     """One event, or a run of the same one.
 
     Attributes:
@@ -77,8 +77,8 @@ class Story:
         """Begin a story without events."""
         self.name = name
         self.omitted = 0
-        self._first: list[Entry] = []
-        self._latest: deque[Entry] = deque(maxlen=MOST_EVENTS // 2)
+        self._first: list[StoryEntry] = []
+        self._latest: deque[StoryEntry] = deque(maxlen=MOST_EVENTS // 2)
 
     def add(
         self, at_s: float, event: str, state: str, attempt: int, *, why: object = None, changed: bool = True
@@ -105,14 +105,14 @@ class Story:
                 last.until_s = at_s
                 return
         reason = "" if why is None else str(why)[:_REASON_CHARACTERS]
-        entry = Entry(at_s, event, state, attempt, reason, changed, 1, at_s)
+        entry = StoryEntry(at_s, event, state, attempt, reason, changed, 1, at_s)
         if len(self._first) < MOST_EVENTS - MOST_EVENTS // 2:
             self._first.append(entry)
             return
         self.omitted += len(self._latest) == self._latest.maxlen
         self._latest.append(entry)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[StoryEntry, ...]:
         """Return the entries that are kept, oldest first."""
         return (*self._first, *self._latest)
 

@@ -8,17 +8,17 @@ class Pair(NamedTuple):
 
     Attributes:
         key: The request's name for this attempt.
-        prompt: Name of the machine of the prompt phase.
-        prompt_epoch: That machine's epoch.
-        token: Name of the machine of the token phase.
-        token_epoch: That machine's epoch.
+        prompt: Name of the machine of the prefill phase.
+        prefill_epoch: That machine's epoch.
+        token: Name of the machine of the decode phase.
+        decode_epoch: That machine's epoch.
     """
 
     key: str
     prompt: str
-    prompt_epoch: int
+    prefill_epoch: int
     token: str
-    token_epoch: int
+    decode_epoch: int
 
     @property
     def same(self) -> bool:

@@ -66,7 +66,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """What one chunk adds to a choice.
 
     Attributes:
@@ -158,7 +158,7 @@ class ClientAnswer:
             "usage": used,
         }
 
-    def completion_chunk(self, piece: Piece, *, with_usage: bool) -> dict[str, Any]:
+    def completion_chunk(self, piece: AnswerPiece, *, with_usage: bool) -> dict[str, Any]:
         """Return a chunk of a /v1/completions stream.
 
         Args:
@@ -168,7 +168,7 @@ class ClientAnswer:
         added = {"text": piece.text, "logprobs": _completion_logprobs(piece)}
         return self._chunk("cmpl", "text_completion", piece, added, with_usage)
 
-    def chat_chunk(self, piece: Piece, *, with_usage: bool) -> dict[str, Any]:
+    def chat_chunk(self, piece: AnswerPiece, *, with_usage: bool) -> dict[str, Any]:
         """Return a chunk of a /v1/chat/completions stream; an empty piece has an empty delta.
 
         Args:
@@ -187,7 +187,7 @@ class ClientAnswer:
             with_usage: See `chat_chunk`.
         """
         added = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        return self._chunk("chatcmpl", "chat.completion.chunk", Piece(index), added, with_usage)
+        return self._chunk("chatcmpl", "chat.completion.chunk", AnswerPiece(index), added, with_usage)
 
     def completion_usage_chunk(self, used: dict[str, int]) -> dict[str, Any]:
         """Return the last chunk of a /v1/completions stream whose client wants usage."""
@@ -197,7 +197,9 @@ class ClientAnswer:
         """Return the last chunk of a /v1/chat/completions stream whose client wants usage."""
         return usage_chunk(self._head("chatcmpl", "chat.completion.chunk"), used)
 
-    def _chunk(self, prefix: str, kind: str, piece: Piece, added: dict[str, Any], with_usage: bool) -> dict[str, Any]:
+    def _chunk(
+        self, prefix: str, kind: str, piece: AnswerPiece, added: dict[str, Any], with_usage: bool
+    ) -> dict[str, Any]:
         chunk = self._head(prefix, kind)
         choice = {"index": piece.index} | added | {"finish_reason": piece.finish_reason}
         if piece.finish_reason is not None:
@@ -235,11 +237,11 @@ def usage_chunk(head: Mapping[str, Any], used: Mapping[str, int]) -> dict[str, A
     return {**head, "choices": [], "usage": dict(used)}
 
 
-def _completion_logprobs(part: Piece | FinishedChoice) -> dict[str, Any] | None:
+def _completion_logprobs(part: AnswerPiece | FinishedChoice) -> dict[str, Any] | None:
     return None if part.logprobs is None else completion_logprobs(part.logprobs, part.text_offset)
 
 
-def _chat_logprobs(part: Piece | FinishedChoice) -> dict[str, Any] | None:
+def _chat_logprobs(part: AnswerPiece | FinishedChoice) -> dict[str, Any] | None:
     return None if part.logprobs is None else chat_logprobs(part.logprobs)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from phasesplit.errors import RequestError
-from phasesplit.protocol.errors import error_body
+from phasesplit.protocol.openai_errors import error_body
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

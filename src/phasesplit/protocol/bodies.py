@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from phasesplit.errors import RequestError
-from phasesplit.protocol.errors import shortened
+from phasesplit.protocol.openai_errors import shortened
 
 _ALLOWED = {str: "a text", int: "a whole number", bool: "true or false"}
 

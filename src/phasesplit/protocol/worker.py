@@ -18,16 +18,16 @@ class Scored(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class PromptTimes(NamedTuple):
+class PrefillTimes(NamedTuple):
     """How long a prompt took on the machine that computed it.
 
     Attributes:
         queued_s: From its arrival there until its computation began, in seconds.
-        prompt_s: From there until its first token was out, in seconds.
+        prefill_s: From there until its first token was out, in seconds.
     """
 
     queued_s: float
-    prompt_s: float
+    prefill_s: float
 
 
 class Chunk(NamedTuple):
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
     scored: tuple[Scored, ...] = ()
     finish_reason: str | None = None
     prompt_scored: tuple[Scored, ...] = ()
-    times: PromptTimes | None = None
+    times: PrefillTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

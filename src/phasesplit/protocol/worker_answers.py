@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Literal
 
 from phasesplit.protocol.answers import TokenLogprob, answer_head, completion_logprobs, usage_chunk, with_null_usage
-from phasesplit.protocol.worker import Chunk, PromptTimes, Scored
+from phasesplit.protocol.worker import Chunk, PrefillTimes, Scored
 
 TOKEN_NAME = "token_id:"
 """Before a token's id, where tokens are named by id. Source: vLLM, `return_tokens_as_token_ids`."""
@@ -23,7 +23,7 @@ _STOPPED = "repetition"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ChunkPart:
     """What one chunk adds to the choice, or all of it.
 
     Attributes:
@@ -42,7 +42,7 @@ class Part:
     text_offset: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: str | int | None = None
-    times: PromptTimes | None = None
+    times: PrefillTimes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class WorkerAnswer:
     has_prompt_logprobs: bool = False
 
     def completion(
-        self, part: Part, used: Mapping[str, int], kv_transfer_params: Mapping[str, Any] | None = None
+        self, part: ChunkPart, used: Mapping[str, int], kv_transfer_params: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return a whole answer.
 
@@ -84,7 +84,7 @@ class WorkerAnswer:
         answer = self._head() | {"choices": [self._choice(part)], "usage": dict(used)} | _extension(part)
         return answer if kv_transfer_params is None else answer | {"kv_transfer_params": dict(kv_transfer_params)}
 
-    def chunk(self, part: Part, *, with_usage: bool) -> dict[str, Any]:
+    def chunk(self, part: ChunkPart, *, with_usage: bool) -> dict[str, Any]:
         """Return a chunk of a stream.
 
         Args:
@@ -101,7 +101,7 @@ class WorkerAnswer:
     def _head(self) -> dict[str, Any]:
         return answer_head(self.request, "text_completion", self.created_s, self.model)
 
-    def _choice(self, part: Part) -> dict[str, Any]:
+    def _choice(self, part: ChunkPart) -> dict[str, Any]:
         told = [*part.prompt, *part.output] if self.has_echo else part.output
         choice: dict[str, Any] = {
             "index": 0,
@@ -148,7 +148,7 @@ class WorkerAnswer:
         }
 
 
-def _extension(part: Part) -> dict[str, Any]:
+def _extension(part: ChunkPart) -> dict[str, Any]:
     """Return what a gateway is told beyond OpenAI's and vLLM's shapes."""
     return {} if part.times is None else {"phasesplit": part.times._asdict()}
 
@@ -195,12 +195,12 @@ def _scored(tokens: Sequence[int], logprobs: Mapping[str, Any]) -> tuple[Scored,
     return tuple(map(Scored, tokens, told, tops))
 
 
-def _times(told: Mapping[str, Any] | None) -> PromptTimes | None:
+def _times(told: Mapping[str, Any] | None) -> PrefillTimes | None:
     """Return how long a prompt took, None where the machine does not tell; raises ValueError for what no time is."""
     if told is None:
         return None
-    times = PromptTimes(float(told["queued_s"]), float(told["prompt_s"]))
-    if not (0 <= times.queued_s < inf and 0 <= times.prompt_s < inf):
+    times = PrefillTimes(float(told["queued_s"]), float(told["prefill_s"]))
+    if not (0 <= times.queued_s < inf and 0 <= times.prefill_s < inf):
         raise ValueError(times)
     return times
 

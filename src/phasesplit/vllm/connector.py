@@ -22,11 +22,10 @@ from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from phasesplit.errors import TransferError
-from phasesplit.transfer.layout import KvLayout
+from phasesplit.kv_transfer.layout import KvLayout
+from phasesplit.vllm.connector_machine import join_key, weights_text, worker_half
 from phasesplit.vllm.device_blocks import device_of, rows_of
-from phasesplit.vllm.machine import join_key, weights_text, worker_half
-from phasesplit.vllm.orders import Step
-from phasesplit.vllm.scheduler_half import SchedulerHalf
+from phasesplit.vllm.scheduler_half import SchedulerHalf, StepOrders
 from phasesplit.vllm.settings import Settings
 from phasesplit.vllm.worker_half import WorkerHalf
 
@@ -49,12 +48,12 @@ class Orders(KVConnectorMetadata):
         step: The orders.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: StepOrders) -> None:
         self.step = step
 
 
 class PhaseSplitConnector(KVConnectorBase_V1):
-    """KV moves between machines by `phasesplit.transfer`, layer by layer while the prompt is computed.
+    """KV moves between machines by `phasesplit.kv_transfer`, layer by layer while the prompt is computed.
 
     Raises:
         TransferError: vLLM has another version, or is set up in a way that the connector does not know.
@@ -64,7 +63,7 @@ class PhaseSplitConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        _demand_known(vllm_config, kv_cache_config)
+        _require_known(vllm_config, kv_cache_config)
         self._settings = Settings.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
         self._spec: AttentionSpec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self._scheduler: SchedulerHalf | None = None
@@ -178,7 +177,7 @@ class PhaseSplitConnector(KVConnectorBase_V1):
         return self._scheduler
 
 
-def _demand_known(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
+def _require_known(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
     """Refuse what the connector would get wrong."""
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     groups = kv_cache_config.kv_cache_groups

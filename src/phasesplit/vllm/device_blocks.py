@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from phasesplit.errors import TransferError
-from phasesplit.transfer.shared_memory import SharedPool
+from phasesplit.kv_transfer.shared_memory import SharedPool
 from phasesplit.vllm.staging import Bytes, Device, HostDevice, IsDone
 
 

@@ -1,7 +1,7 @@
 """The line between the process that computes and the one that speaks for it to the gateway.
 
 A Unix socket that keeps the borders of messages; each is a JSON object. Up go the machine's KV layout, its address and
-its link as measured (`{"hello": ...}`), what happens to keys (`prompt_started`, `kv_ready`, `kv_left`, `gone`,
+its link as measured (`{"hello": ...}`), what happens to keys (`prefill_started`, `kv_ready`, `kv_left`, `gone`,
 `missed`) and figures (`{"moved": ...}`); down come `{"abort": key}` and `{"threshold_tokens": tokens}`.
 """
 

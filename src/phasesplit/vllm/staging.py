@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from phasesplit.domain.kv import blocks_for
+from phasesplit.domain.machine import blocks_for
 from phasesplit.errors import TransferError
-from phasesplit.transfer.blocks import BlockPool, Holding, Use
-from phasesplit.transfer.failures import NoRoomError
+from phasesplit.kv_transfer.block_pool import BlockPool, Holding, Use
+from phasesplit.kv_transfer.messages import NoRoomError
 
 IsDone = Callable[[], bool]
 """Whether a copy has ended."""

@@ -3,17 +3,16 @@
 from dataclasses import dataclass
 from functools import partial
 
-from phasesplit.transfer.chooser import Mode, choose
-from phasesplit.transfer.layout import KvLayout
-from phasesplit.vllm.mover import Mover
-from phasesplit.vllm.orders import Piece, Step
+from phasesplit.kv_transfer.chooser import Mode, choose
+from phasesplit.kv_transfer.layout import KvLayout
 from phasesplit.vllm.reports import Reports
+from phasesplit.vllm.scheduler_half import PromptPiece, StepOrders
 from phasesplit.vllm.staging import Device, Slots
-from phasesplit.vllm.transfers import Ended, StagedReceive, StagedSend
+from phasesplit.vllm.transfer_thread import Ended, StagedReceive, StagedSend, TransferThread
 
 IDLE_S = 0.002
 """How long a step that computes nothing waits for a transfer to end: vLLM would ask again a millisecond later, and two
-processes would spin for as long as a prompt phase takes elsewhere."""
+processes would spin for as long as a prefill phase takes elsewhere."""
 
 
 @dataclass(slots=True)
@@ -21,7 +20,7 @@ class _Part:
     """What this step computes of a prompt."""
 
     leaving: StagedSend
-    piece: Piece
+    piece: PromptPiece
     next_layer: int = 0
 
 
@@ -36,14 +35,14 @@ class WorkerHalf:
         layout: The model's KV.
     """
 
-    def __init__(self, mover: Mover, device: Device, slots: Slots, reports: Reports, layout: KvLayout) -> None:
+    def __init__(self, mover: TransferThread, device: Device, slots: Slots, reports: Reports, layout: KvLayout) -> None:
         self._mover, self._device, self._slots, self._reports = mover, device, slots, reports
         self._layout = layout
         self._leaving: dict[str, StagedSend] = {}
         self._parts: list[_Part] = []
         self._computes = True
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: StepOrders) -> None:
         """Take the orders of a step, before it is computed."""
         mover, self._computes = self._mover, step.computes
         for send in step.sends:
@@ -61,7 +60,7 @@ class WorkerHalf:
         self._parts = [_Part(self._leaving[piece.request], piece) for piece in step.pieces]
         begun = tuple(part.leaving.order.key for part in self._parts if part.piece.is_first)
         for key in begun + step.started:
-            self._reports.tell({"prompt_started": key})
+            self._reports.tell({"prefill_started": key})
 
     def layer_computed(self, layer: int) -> None:
         """Let a layer leave, and those before it that have not."""

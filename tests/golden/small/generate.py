@@ -15,12 +15,12 @@ from naive.published import simulate
 
 FOLDER = Path(__file__).parent
 KV_BYTES_PER_TOKEN = 1_000_000
-PROMPT_S_PER_TOKEN = 1e-4
-TOKEN_S = 0.05
+PREFILL_S_PER_TOKEN = 1e-4
+DECODE_S = 0.05
 FAR_TOKENS = 1_000_000
 COLUMNS = (
     "arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s", "queue_s", "second_token_overhead_s",
-    "prompt_instance", "token_instance",
+    "prefill_instance", "decode_instance",
 )  # fmt: skip
 
 
@@ -61,11 +61,11 @@ def arrivals_of(case: Case) -> list[Arrival]:
 
 def served(case: Case) -> tuple[list[Arrival], Result]:
     """Return a case's requests and what becomes of them."""
-    prompt_knots = ((0, 0.0), (FAR_TOKENS, PROMPT_S_PER_TOKEN * FAR_TOKENS))
-    token_knots = ((0, TOKEN_S), (FAR_TOKENS, TOKEN_S))
+    prefill_knots = ((0, 0.0), (FAR_TOKENS, PREFILL_S_PER_TOKEN * FAR_TOKENS))
+    decode_knots = ((0, DECODE_S), (FAR_TOKENS, DECODE_S))
     capacity_bytes = (case.capacity_tokens + 0.5) * KV_BYTES_PER_TOKEN
     machines = [
-        Machine(role, prompt_knots, token_knots, capacity_bytes) for role, count in case.pools for _ in range(count)
+        Machine(role, prefill_knots, decode_knots, capacity_bytes) for role, count in case.pools for _ in range(count)
     ]
     arrivals = arrivals_of(case)
     return arrivals, simulate(arrivals, machines, Model(KV_BYTES_PER_TOKEN, 0))
@@ -80,7 +80,7 @@ def rows_of(case: Case) -> Iterator[list[str]]:
             f"{arrival.arrival_s:.4f}",
             *map(str, (arrival.prompt_tokens, arrival.output_tokens)),
             *(f"{time_s:.9f}" for time_s in times),
-            *map(str, (outcome.prompt_instance, outcome.token_instance)),
+            *map(str, (outcome.prefill_instance, outcome.decode_instance)),
         ]
 
 

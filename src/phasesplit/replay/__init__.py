@@ -1,0 +1,1 @@
+"""A trace replayed open-loop against an endpoint, as its clients see it."""

@@ -1,0 +1,201 @@
+"""The process of one vLLM worker: it starts vLLM's API server, speaks for it to the gateway, and ends with it.
+
+`phasesplit vllm-worker`: a vLLM server as a worker of a live cluster.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import aiohttp
+import typer
+from starlette.routing import Route
+
+from phasesplit.console.options import Home, Join, WorkerName, option
+from phasesplit.engine.server import speaker_app
+from phasesplit.errors import SpecError
+from phasesplit.launcher.embedded import start_up_s
+from phasesplit.launcher.listening import Listening
+from phasesplit.launcher.worker_command import (
+    announce,
+    bytes_of,
+    facing,
+    number,
+    port_of,
+    require_key,
+    say,
+    seconds_of,
+    tell,
+)
+from phasesplit.launcher.worker_process import WorkerPlace, live
+from phasesplit.protocol.roles import JOIN_KEY_VARIABLE
+from phasesplit.vllm.worker.proxy import VllmProxy
+from phasesplit.vllm.worker.state import VllmWorkerState
+from phasesplit.vllm.worker.vllm_server import VllmServer, VllmSettings
+
+
+def vllm_worker(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Arguments of vLLM's API server, after --, such as -- --dtype float16.", metavar="[ARG]..."
+        ),
+    ] = None,
+    join: Join = None,
+    name: WorkerName = None,
+    home: Home = "unsplit",
+    model: Annotated[
+        str, option("--model", text="Directory with safetensors, or a hub's name, as vLLM takes it.", metavar="MODEL")
+    ] = "",
+    model_name: Annotated[
+        str | None,
+        option("--model-name", text="Name that clients ask for; by default the model's own.", metavar="NAME"),
+    ] = None,
+    python: Annotated[
+        str | None,
+        option(
+            "--python", text="Interpreter with vLLM and phasesplit; by default the one that runs this.", metavar="P"
+        ),
+    ] = None,
+    connector: Annotated[
+        str,
+        option(
+            "--connector",
+            text="How KV moves: phasesplit (layer by layer), nixl (vLLM's own, when prefill is over), none.",
+            metavar="phasesplit|nixl|none",
+        ),
+    ] = "phasesplit",
+    kv_memory: Annotated[str, option("--kv-memory", text="Memory for KV; by default 1GB.", metavar="BYTES")] = "1GB",
+    block_tokens: Annotated[
+        int, option("--block-tokens", text="Tokens of a KV block: the gateway's, 32.", metavar="N")
+    ] = 32,
+    layerwise_from_tokens: Annotated[
+        int | None,
+        option(
+            "--layerwise-from-tokens",
+            text="Shortest prompt whose KV leaves layer by layer; by default it follows from measurements.",
+            metavar="N",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        option("--host", text="Address to listen at; by default the one that faces the gateway.", metavar="ADDRESS"),
+    ] = None,
+    port: Annotated[int, option("--port", text="Port to listen at; by default any free one.", metavar="N")] = 0,
+    key_file: Annotated[
+        str | None,
+        option(
+            "--key-file",
+            text=f"File with the cluster's join key; by default the environment variable {JOIN_KEY_VARIABLE}, if set.",
+            metavar="FILE",
+        ),
+    ] = None,
+    drain: Annotated[
+        str, option("--drain", text="Time that requests have to end in when it is told to stop; 30 s.", metavar="S")
+    ] = "30 s",
+    epoch: Annotated[int | None, typer.Option("--epoch", hidden=True)] = None,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
+    sockets: Annotated[str | None, typer.Option("--sockets", hidden=True)] = None,
+) -> int:
+    """Start vLLM's API server, and let it join a gateway as a worker; Ctrl-C lets it finish what it has begun.
+
+    Example: phasesplit vllm-worker --join http://10.0.0.5:8080 --home decode --model /models/llama --key-file join.key
+    """
+    if parent is not None:
+        from phasesplit.launcher.supervisor import end_with_parent
+
+        end_with_parent(parent)
+    import asyncio
+    import sys
+
+    from phasesplit.domain.cluster import Role
+    from phasesplit.io.cluster_file import only_key, read_keys
+    from phasesplit.launcher import announcing
+    from phasesplit.launcher.announcing import GatewayAddress
+    from phasesplit.launcher.worker_process import WorkerPlace
+    from phasesplit.vllm.worker.vllm_server import VllmSettings, require_vllm
+
+    home = str(Role.parse(home, "--home"))
+    called = announcing.worker_name(name, home)
+    if not model:
+        raise SpecError("--model: vLLM needs a directory with safetensors or a hub's name")
+    if layerwise_from_tokens is not None and layerwise_from_tokens < 0:
+        raise SpecError.bad("--layerwise-from-tokens", layerwise_from_tokens, "a whole number, 0 or more")
+    if not 1 <= block_tokens <= 4_096 or block_tokens & (block_tokens - 1):
+        raise SpecError.bad("--block-tokens", block_tokens, "a power of two, 1 to 4,096")
+    port_of(port)
+    gateway = GatewayAddress.from_text(join) if join is not None else None
+    require_vllm(python or sys.executable)
+    if model.startswith(("/", ".")) and not Path(model).exists():
+        raise SpecError.bad("--model", model, "a directory with safetensors that is there, or a hub's name")
+    key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(JOIN_KEY_VARIABLE)
+    address = host or facing(gateway)
+    require_key(address, key)
+    with tempfile.TemporaryDirectory(prefix="phasesplit-") as scratch:
+        settings = VllmSettings(
+            name=called,
+            epoch=int(time.time() * 1000) if epoch is None else epoch,
+            home=home,
+            model=model,
+            models=(model_name or announcing.model_name(model),),
+            sockets=sockets or scratch,
+            python=python or sys.executable,
+            connector=connector,
+            arguments=tuple(arguments or ()),
+            kv_bytes=bytes_of(kv_memory, "--kv-memory"),
+            block_tokens=block_tokens,
+            transfer_host=number(address, gateway),
+            threshold_tokens=layerwise_from_tokens,
+            environment={**os.environ, **({JOIN_KEY_VARIABLE: key} if key else {})},
+        )
+        place = WorkerPlace(
+            host=address, port=port, gateway=gateway, join_key=key, key=key, drain_s=seconds_of(drain, "--drain")
+        )
+        return asyncio.run(run_vllm_worker(settings, place, ready=announce if parent is not None else tell, say=say))
+
+
+async def run_vllm_worker(
+    settings: VllmSettings,
+    place: WorkerPlace,
+    *,
+    ready: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> int:
+    """Run a vLLM worker until it is told to stop, and return the process's exit code; see `worker.run_worker`.
+
+    Args:
+        settings: What it is.
+        place: Where it is.
+        ready: Told once it can be reached: `url`, and its facts.
+        say: Takes one line for the log.
+
+    Raises:
+        SpecError: vLLM does not start or does not serve, or the address cannot be had.
+    """
+    line = os.path.join(settings.sockets, f"{os.getpid()}.{settings.epoch}.line")
+    server = VllmServer(settings, line)
+    headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=server.headers) as session,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as peers,
+    ):
+        speaker = VllmWorkerState(settings, server, session, line)
+        try:
+            await server.start(session)
+            listening = Listening(place.host, place.port)
+            await speaker.start(place.url(listening))
+            await speaker.warm_up()
+            proxy = VllmProxy(speaker, peers)
+            computing = [
+                Route("/v1/completions", proxy, methods=["POST"]),
+                Route("/handover", proxy.handover, methods=["POST"]),
+            ]
+            await listening.start(speaker_app(speaker, computing, key=place.key))
+            speaker.start_up_s = round(start_up_s(), 3)
+            return await live(speaker, place, listening, ready=ready, say=say)
+        finally:
+            speaker.close()
+            await server.stop()
