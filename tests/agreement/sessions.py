@@ -148,7 +148,7 @@ class Session:
 
     def _take_lost(self, lost: tuple[Lost, ...]) -> None:
         for key, side in lost:
-            assert side in ("prompt", "decode")
+            assert side in ("prefill", "decode")
             self._gone(key)
             assert not self.dispatcher.ended(key, LeaseEnd.WORKER_LOST, self.now_s)
         self.seen["lost requests"] += len(lost)

@@ -107,7 +107,7 @@ def test_a_stream_whose_attempts_are_used_up_ends_with_an_error_event() -> None:
         assert given.finish_reason is None
         assert given.error is not None
         assert expected.text.startswith(given.text)
-        assert running.metric("phasesplit_requests_total", outcome="token_lost") == 1
+        assert running.metric("phasesplit_requests_total", outcome="decode_lost") == 1
         eventually(running.holds_nothing)
 
 

@@ -147,10 +147,10 @@ def test_attempts_of_a_stream_are_bounded() -> None:
             call = await cut(rig, (2, 1), max_tokens=10)
             assert call.events[-1]["error"]["code"] == "worker_error"
             assert all(event["choices"][0]["finish_reason"] is None for event in call.events[:-1])
-            assert (rig.records[0]["outcome"], rig.records[0]["continued"]) == ("token_lost", 1)
+            assert (rig.records[0]["outcome"], rig.records[0]["continued"]) == ("decode_lost", 1)
             page = (await rig.call("/metrics").answer()).body.decode()
             assert re.search(r"^phasesplit_continued_total 1.0$", page, re.MULTILINE)
-            assert 'phasesplit_requests_total{outcome="token_lost"} 1.0' in page
+            assert 'phasesplit_requests_total{outcome="decode_lost"} 1.0' in page
             await settle()
             rig.require_nothing_held()
 

@@ -111,10 +111,10 @@ def test_lost_machine_costs_only_the_requests_that_need_it() -> None:
     for key in ("r0.1", "r1.1"):
         dispatcher.first_token(key, 0.1)
     dispatcher.kv_ready("r0.1", 0.2)
-    assert dispatcher.lost("prefill0", 0.3) == (Lost("r1.1", "prompt"), Lost("r2.1", "prompt"))
+    assert dispatcher.lost("prefill0", 0.3) == (Lost("r1.1", "prefill"), Lost("r2.1", "prefill"))
     assert dispatcher.lost("prefill0", 0.3) == ()
     assert blocks(dispatcher) == {"prefill0": 0, "decode1": 8}
-    assert dispatcher.lost("decode1", 0.4) == (Lost("r0.1", "token"),)
+    assert dispatcher.lost("decode1", 0.4) == (Lost("r0.1", "decode"),)
     assert blocks(dispatcher) == {"prefill0": 0, "decode1": 0}
     assert dispatcher.leases.late == 0
     assert not dispatcher.ended("r0.1", LeaseEnd.WORKER_LOST, 0.5)
@@ -128,7 +128,7 @@ def test_restarted_machine_joins_with_a_higher_epoch_only() -> None:
         with pytest.raises(RequestError, match=f"epoch {epoch} is not above 1") as refused:
             dispatcher.join("decode1", epoch, "decode", 1_000, 1.0)
         assert refused.value.status == 409
-    assert dispatcher.join("decode1", 2, "decode", 500, 1.0) == (Lost("r.1", "token"),)
+    assert dispatcher.join("decode1", 2, "decode", 500, 1.0) == (Lost("r.1", "decode"),)
     assert dispatcher.heartbeat("decode1", 1, ["r.1"], 1.0) == frozenset()
     assert view_of(dispatcher, "decode1").epoch == 2
     assert opened(dispatcher, "r.2", 1.1).decode_epoch == 2
@@ -142,7 +142,7 @@ def test_machine_given_up_too_early_may_come_back() -> None:
     assert view_of(dispatcher, "decode1").state == "serving"
 
 
-@pytest.mark.parametrize(("home", "capacity_blocks"), [("prefill", 100), ("decode", 0)])
+@pytest.mark.parametrize(("home", "capacity_blocks"), [("prefills", 100), ("decode", 0)])
 def test_machine_that_makes_no_sense_is_refused(home: str, capacity_blocks: int) -> None:
     """A wrong role or an empty memory would be found at the first request."""
     dispatcher = cluster_of("prefill")
@@ -403,7 +403,7 @@ def test_heartbeats_keep_leases_and_find_strangers() -> None:
     assert dispatcher.heartbeat("decode1", 1, ["r.1"], 20.0) == frozenset()
     assert view_of(dispatcher, "prefill0").heard_s == 21.0
     assert dispatcher.tick(49.0) == ()
-    assert dispatcher.tick(50.0) == (Lost("r.1", "token"),)
+    assert dispatcher.tick(50.0) == (Lost("r.1", "decode"),)
     assert blocks(dispatcher) == {"prefill0": 0, "decode1": 0}
     assert (dispatcher.leases.ended, dispatcher.leases.late) == ({LeaseEnd.EXPIRED: 2}, 0)
     assert dispatcher.heartbeat("nobody", 1, ["r.1"], 50.0) == frozenset()
@@ -413,7 +413,7 @@ def test_both_leases_of_a_request_may_expire_together() -> None:
     """The second would be released twice, or the request reported twice."""
     dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher)
-    assert dispatcher.tick(30.0) == (Lost("r.1", "prompt"),)
+    assert dispatcher.tick(30.0) == (Lost("r.1", "prefill"),)
     assert (len(dispatcher.leases), dispatcher.leases.late, dispatcher.live) == (0, 0, 0)
 
 

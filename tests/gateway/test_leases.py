@@ -76,7 +76,7 @@ def test_listing_shows_owner_purpose_and_time_left() -> None:
     leases = Leases()
     leases.reserve("t", "r1", 7, Purpose.DECODE, now_s=1.0, deadline_s=4.0)
     assert leases.listed(2.5) == [
-        {"lease": 1, "machine": "t", "request": "r1", "purpose": "token", "blocks": 7, "age_s": 1.5, "left_s": 1.5}
+        {"lease": 1, "machine": "t", "request": "r1", "purpose": "decode", "blocks": 7, "age_s": 1.5, "left_s": 1.5}
     ]
 
 

@@ -216,4 +216,4 @@ def test_prompt_and_output_fit_into_the_context(wanted: int | None, prompt_token
         return
     with pytest.raises(RequestError) as caught:
         output_bound(request, prompt_tokens, 100)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prefill")
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")

@@ -114,7 +114,7 @@ def test_nothing_leaves_an_end(state: RequestState) -> None:
         assert after == (RequestProgress(state, 1), (Action.ABSORB,))
 
 
-@pytest.mark.parametrize(("side", "holders"), [("prompt", HOLDS_PREFILL), ("token", HOLDS_DECODE)])
+@pytest.mark.parametrize(("side", "holders"), [("prefill", HOLDS_PREFILL), ("decode", HOLDS_DECODE)])
 def test_rows_release_what_the_next_state_does_not_hold(side: str, holders: frozenset[RequestState]) -> None:
     """KV would be left behind, or released twice, on some way through the table."""
     for (state, event), rows in TABLE.items():

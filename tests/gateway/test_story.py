@@ -34,7 +34,7 @@ def test_a_lost_machine_is_told_with_its_reason() -> None:
                 (0.0, "arrived", "queued", 0),
                 (0.0, "assigned", "prefilling", 1),
                 (0.0, "prefill_started", "prefilling", 1),
-                (0.5, "prompt_lost", "queued", 1),
+                (0.5, "prefill_lost", "queued", 1),
                 (0.5, "assigned", "prefilling", 2),
                 (0.5, "prefill_started", "prefilling", 2),
             ]
@@ -48,7 +48,7 @@ def test_a_lost_machine_is_told_with_its_reason() -> None:
             for name in (call.json["id"], call.headers["x-request-id"], choice.name):
                 page = (await rig.call(f"/debug/requests/{name}").answer()).json
                 assert told(page, "event", "state")[-1] == ("last_token", "done"), rig.story()
-                assert ("decode", 3) in told(page, "event", "count"), rig.story()
+                assert ("token", 3) in told(page, "event", "count"), rig.story()
 
     play(scenario())
 

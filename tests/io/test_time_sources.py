@@ -14,7 +14,7 @@ def test_measured_and_roofline_without_the_package(no_tables: None) -> None:
     """The comparison would need an optional package, or compare a 2023 engine with the roofline of another one."""
     model, machine = load_model("llama2-70b"), load_machine("dgx-h100")
     rows = compare_sources(model, machine)
-    assert [(row.phase, row.size) for row in rows if row.size in (128, 64)] == [("prefill", 128), ("decode", 64)]
+    assert [(row.phase, row.size) for row in rows if row.size in (128, 64)] == [("prompt", 128), ("token", 64)]
     first = rows[0]
     assert list(first.seconds) == ["measured", "roofline"]
     assert first.seconds["measured"] == phase_times(model, machine).prefill_time_s(128)
@@ -35,7 +35,7 @@ def test_three_sources_where_all_cover(fake_tables: Any) -> None:
     """A source that covers an iteration would be missing, or token times be compared at different contexts."""
     rows = compare_sources(load_model("llama2-70b"), load_machine("dgx-h100"))
     assert all(list(row.seconds) == ["measured", "aiconfigurator", "roofline"] for row in rows)
-    token = next(row for row in rows if (row.phase, row.size) == ("decode", 8))
+    token = next(row for row in rows if (row.phase, row.size) == ("token", 8))
     assert token.seconds["aiconfigurator"] == pytest.approx((9 + 0.02 * 8 + 1.3e-5 * 8 * 512) / 1e3)
 
 

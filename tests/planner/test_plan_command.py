@@ -80,12 +80,12 @@ def test_sources_of_phase_times_are_told_apart(call: Call) -> None:
     told = re.findall(r"(prompt of|token, batch) ([\d,]+) +([\d,.]+) +([\d,.]+) +([\d.]+)", outcome.out)
     shown = [(what.partition(" ")[0].strip(","), int(size.replace(",", ""))) for what, size, *_ in told]
     assert shown == [
-        ("prefill", 512),
-        ("prefill", 2048),
-        ("prefill", 8192),
-        ("decode", 1),
-        ("decode", 16),
-        ("decode", 64),
+        ("prompt", 512),
+        ("prompt", 2048),
+        ("prompt", 8192),
+        ("token", 1),
+        ("token", 16),
+        ("token", 64),
     ]
     compared = compare_sources(load_model("llama2-70b"), load_machine("dgx-h100"), source=None)
     rows = {(row.phase, row.size): row for row in compared}

@@ -31,7 +31,7 @@ def test_leaving_keeps_the_order_of_the_others() -> None:
     check_loads(ledger)
 
 
-@pytest.mark.parametrize(("home", "count"), [("prompt", "prefill_to_mixed"), ("token", "decode_to_mixed")])
+@pytest.mark.parametrize(("home", "count"), [("prefill", "prefill_to_mixed"), ("decode", "decode_to_mixed")])
 def test_spilling_keeps_the_home(home: str, count: str) -> None:
     """A machine would forget where it belongs, or its move would not be counted."""
     ledger = ledger_of(home, home)

@@ -420,7 +420,7 @@ class Dispatcher:
         needed = [live for live in self._reservations.values() if live.needs(machine)]
         for live in needed:
             self._end(live, LeaseEnd.WORKER_LOST, now_s)
-        return tuple(Lost(live.key, "token" if live.token is machine else "prompt") for live in needed)
+        return tuple(Lost(live.key, "decode" if live.token is machine else "prefill") for live in needed)
 
     def _expire(self, now_s: float) -> tuple[Lost, ...]:
         """End the requests of which a lease has expired, and return them."""

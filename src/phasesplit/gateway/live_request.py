@@ -252,7 +252,7 @@ class LiveRequest:
 
     def lost(self, side: str, attempt: int) -> None:
         """Take note that a machine of an attempt is gone, or has let go of it."""
-        event = Event.PREFILL_LOST if side == "prompt" else Event.DECODE_LOST
+        event = Event.PREFILL_LOST if side == "prefill" else Event.DECODE_LOST
         self.tell(event, attempt, error=WorkerError(f"the machine of the {side} phase was lost"))
 
     def check_stall(self, patience_s: float) -> None:
@@ -400,13 +400,13 @@ class LiveRequest:
             self._context.dispatcher.kv_ready(key, now_s)
 
     def _call_off(self, action: Action, key: str, event: Event) -> None:
-        side = "prompt" if action is Action.CANCEL_PREFILL else "token"
+        side = "prefill" if action is Action.CANCEL_PREFILL else "decode"
         leg = self.attempts[-1].legs.pop(side, None) if self.attempts else None
         if leg is None:
             return
         if not leg.done() and leg is not asyncio.current_task():
             leg.cancel()
-        elif side == "prompt" and self.pair is not None and self.order.most_tokens - self._emitted > 1:
+        elif side == "prefill" and self.pair is not None and self.order.most_tokens - self._emitted > 1:
             # Its answer is here, so there is no connection left to close; what it keeps would stay for the lease.
             self._context.abort(self.pair.prompt, key, str(event))
 
@@ -436,7 +436,7 @@ class LiveRequest:
     def _end(self, event: Event) -> None:
         self.ended_by = event
         self._timer.cancel()
-        late = self.attempts[-1].legs.get("prompt") if self.attempts else None
+        late = self.attempts[-1].legs.get("prefill") if self.attempts else None
         if late is not None and not late.done() and late is not asyncio.current_task():
             late.cancel()
         self._context.ended(self)
@@ -448,7 +448,7 @@ class Attempt:
 
     Attributes:
         pair: Its machines, and the key that both know it by.
-        legs: The tasks that follow its machines' answers, by side: "prompt", "token".
+        legs: The tasks that follow its machines' answers, by side: "prefill", "decode".
     """
 
     def __init__(self, request: "LiveRequest", pair: Pair, number: int) -> None:
@@ -469,7 +469,7 @@ class Attempt:
     def has_open_leg(self, machine: str) -> bool:
         """Return whether a machine has yet to end its answer."""
         return any(
-            not leg.done() and machine == (self.pair.prompt if side == "prompt" else self.pair.token)
+            not leg.done() and machine == (self.pair.prompt if side == "prefill" else self.pair.token)
             for side, leg in self.legs.items()
         )
 
@@ -477,13 +477,13 @@ class Attempt:
         """Send its legs to its machines."""
         prefill_worker, decode_worker = workers.client(self.pair.prompt), workers.client(self.pair.token)
         if prefill_worker is None or decode_worker is None:
-            self.legs = {"token": run(self.gone(), self._request, self._number)}
+            self.legs = {"decode": run(self.gone(), self._request, self._number)}
             return
         prompt, token = self.bodies(workers.address(self.pair.token))
         if prompt is not None:
-            self.legs["prompt"] = run(self.prefill_leg(prefill_worker, prompt), self._request, self._number)
+            self.legs["prefill"] = run(self.prefill_leg(prefill_worker, prompt), self._request, self._number)
         if token is not None:
-            self.legs["token"] = run(self.decode_leg(decode_worker, token), self._request, self._number)
+            self.legs["decode"] = run(self.decode_leg(decode_worker, token), self._request, self._number)
 
     def bodies(self, address: Mapping[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """Return the bodies of the prefill leg and the decode leg; None for a leg that there is not.

@@ -12,7 +12,7 @@ is taken. All events are absorbed in done, refused and failed.
 ```
 event            queued          prefilling            transferring     waiting          decoding
 assigned         prefilling      .                     .                .                .
-prefill_started   .               prefilling            .                .                .
+prefill_started  .               prefilling            .                .                .
 first_token      .               waiting/transferring  .                .                .
 kv_ready         .               prefilling            waiting          .                .
 token            .               LOST                  decoding         decoding         decoding
@@ -25,8 +25,8 @@ cancelled        failed/failed/refused  failed/failed  failed/failed    failed/f
 no_capacity      failed/failed/refused  .              .                .                .
 input_refused    failed/refused  failed/refused        failed/refused   failed/refused   failed/refused
 worker_refused   .               LOST                  LOST             LOST             LOST
-prompt_lost      .               LOST                  LOST             .                .
-token_lost       .               LOST                  LOST             LOST             LOST
+prefill_lost     .               LOST                  LOST             .                .
+decode_lost      .               LOST                  LOST             LOST             LOST
 transfer_failed  .               LOST                  LOST             LOST             LOST
 ```
 
@@ -84,8 +84,8 @@ class Event(StrEnum):
     NO_CAPACITY = "no_capacity"
     INPUT_REFUSED = "input_refused"
     WORKER_REFUSED = "worker_refused"
-    PREFILL_LOST = "prompt_lost"
-    DECODE_LOST = "token_lost"
+    PREFILL_LOST = "prefill_lost"
+    DECODE_LOST = "decode_lost"
     TRANSFER_FAILED = "transfer_failed"
 
 
@@ -98,13 +98,13 @@ class Action(StrEnum):
     release of a side without a reservation (one machine took both phases) does nothing.
     """
 
-    RESERVE_PREFILL = "reserve_prompt"
-    RESERVE_DECODE = "reserve_token"
+    RESERVE_PREFILL = "reserve_prefill"
+    RESERVE_DECODE = "reserve_decode"
     SEND_LEGS = "send_legs"
-    CANCEL_PREFILL = "cancel_prompt"
-    CANCEL_DECODE = "cancel_token"
-    RELEASE_PREFILL = "release_prompt"
-    RELEASE_DECODE = "release_token"
+    CANCEL_PREFILL = "cancel_prefill"
+    CANCEL_DECODE = "cancel_decode"
+    RELEASE_PREFILL = "release_prefill"
+    RELEASE_DECODE = "release_decode"
     EMIT = "emit"
     FINISH = "finish"
     REASSIGN = "reassign"

@@ -53,7 +53,7 @@ class Lost(NamedTuple):
 
     Attributes:
         key: Its name.
-        side: "prompt" or "token": what the machine was to it; "token" where it was both.
+        side: "prefill" or "decode": what the machine was to it; "decode" where it was both.
     """
 
     key: str
