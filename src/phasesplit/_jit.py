@@ -31,7 +31,7 @@ def _sources_digest() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
     root = Path(__file__).parent
     digest.update(Path(__file__).read_bytes())
-    for package in ("domain", "scheduling", "simulation"):
+    for package in ("domain", "scheduler", "simulator"):
         for path in sorted((root / package).glob("*.py")):
             digest.update(path.name.encode())
             digest.update(path.read_bytes())

@@ -20,7 +20,7 @@ from phasesplit.planner.problem import ADDITIVE, Problem
 MOST_ANSWERS = 1_000_000
 """No more answers than this are kept in a file; later ones only in memory."""
 
-_SOURCES = ("domain", "scheduling", "simulation", "planning")
+_SOURCES = ("domain", "scheduler", "simulator", "planner")
 _KIND = "phasesplit plan journal"
 _LARGEST_BYTES = 1 << 30
 
