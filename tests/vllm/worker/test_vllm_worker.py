@@ -463,7 +463,7 @@ def test_a_cluster_file_starts_vllm(tmp_path: Path) -> None:
 
 _PARENT = """
 import asyncio, os, signal, sys
-from phasesplit.launcher import vllm_server
+from phasesplit.vllm.worker import vllm_server
 
 async def main():
     vllm_server.command = lambda *given: ["/bin/sh", "-c", "sleep 60 & echo $! >&2; wait"]

@@ -1,4 +1,4 @@
-"""What tests of the live cluster share."""
+"""What tests of the vLLM worker share."""
 
 from typing import Any
 
