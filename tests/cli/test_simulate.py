@@ -336,8 +336,8 @@ def test_oracle_slo_grid_and_reference_reach_the_result(shown: Shown) -> None:
         ("--model bloom-176b --pool unsplit:1:h100/tp2 --workload trace.csv", "more than its memory"),
         ("--model bloom-176b --pool unsplit:1 --workload trace.csv", "--pool: got 'unsplit:1', allowed is ROLE:COUNT"),
         (
-            "--model bloom-176b --pool promt:1:h100 --workload trace.csv",
-            "role: unknown name 'promt', did you mean prompt",
+            "--model bloom-176b --pool prefil:1:h100 --workload trace.csv",
+            "role: unknown name 'prefil', did you mean prefill",
         ),
         ("--model bloom-176b --pool unsplit:0:h100 --workload trace.csv", "count: got '0', allowed is a whole number"),
         ("--model bloom-176b --pool prefill:1:h100 --workload trace.csv", "one decode, mixed or unsplit pool"),
