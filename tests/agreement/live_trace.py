@@ -103,7 +103,7 @@ def told(cluster: Cluster, rules: Rules, rows: Rows) -> Told:
             lengths = int(row["prompt_tokens"]), int(row["output_tokens"])
             pair = dispatcher.open(key, *lengths, now_s, expected_tokens=int(trace.expected_tokens[number]))
             assert isinstance(pair, Pair)
-            if (pair.prompt, pair.token) != (str(row["prefill_machine"]), str(row["decode_machine"])):
+            if (pair.prefill, pair.decode) != (str(row["prefill_machine"]), str(row["decode_machine"])):
                 differs = _facts(log[-1])
                 break
             pairs += 1

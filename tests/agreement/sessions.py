@@ -91,8 +91,8 @@ class Session:
         self.seen[type(found).__name__] += 1
         if isinstance(found, Pair):
             self.live.append(key)
-            assert found.prefill_epoch == self.epochs[found.prompt]
-            assert found.decode_epoch == self.epochs[found.token]
+            assert found.prefill_epoch == self.epochs[found.prefill]
+            assert found.decode_epoch == self.epochs[found.decode]
         else:
             assert isinstance(found, TooLong | NoCapacity)
             assert found.reason

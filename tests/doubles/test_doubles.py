@@ -64,9 +64,9 @@ def test_dead_machine_breaks_what_waits_on_it() -> None:
 
     async def scenario() -> None:
         worker = FakeWorker("p")
-        worker.hold("prompt")
+        worker.hold("prefill")
         leg = asyncio.create_task(worker.prefill_leg(SENDING))
-        while not worker.waiting("prompt"):
+        while not worker.waiting("prefill"):
             await asyncio.sleep(0)
         worker.die()
         with pytest.raises(LegError) as found:

@@ -59,8 +59,8 @@ def _settle(future: asyncio.Future[None]) -> None:
 class FakeWorker:
     """A machine without a model; satisfies `gateway.worker.WorkerClient`.
 
-    Its requests pass stages: "accept", "prompt", "send" on the prefill side, "accept", "kv", "token 0", "token 1", ...
-    on the decode side, "accept", "prompt", "token 0", ... where it serves both phases.
+    Its requests pass stages: "accept", "prefill", "send" on the prefill side, "accept", "kv", "token 0", "token 1", ...
+    on the decode side, "accept", "prefill", "token 0", ... where it serves both phases.
 
     Attributes:
         name: The machine's name.
@@ -235,7 +235,7 @@ class FakeWorker:
         await self._reach("accept")
         self.report({"prefill_started": key})
         await self._pause(self.prefill_s)
-        await self._reach("prompt")
+        await self._reach("prefill")
         return self._at(body, 0)
 
     def _at(self, body: Mapping[str, Any], place: int) -> int:

@@ -46,8 +46,8 @@ def through_the_gateway(fields: dict[str, Any]) -> dict[str, WorkerRequest]:
     most = 50 if request.most_tokens is None else request.most_tokens
     legs = split_legs(request, 0, [5, 6], most_tokens=most, seed=SEED, prefill_transfer=TO, decode_transfer=FROM)
     bodies = {
-        "prompt": legs.prompt,
-        "token": legs.token,
+        "prompt": legs.prefill,
+        "token": legs.decode,
         "whole": whole_leg(request, 0, [5, 6], most_tokens=most, seed=SEED),
     }
     return {

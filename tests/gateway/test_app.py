@@ -329,12 +329,12 @@ def test_too_many_requests() -> None:
 
     async def scenario() -> None:
         async with Rig(limits=Limits(live_requests=1)) as rig:
-            rig.workers["p"].hold("prompt")
+            rig.workers["p"].hold("prefill")
             first = rig.complete()
             await settle()
             second = await rig.complete().answer()
             assert (second.status, second.headers["retry-after"]) == (503, "1")
-            rig.workers["p"].go("prompt")
+            rig.workers["p"].go("prefill")
             assert (await first.answer()).status == 200
 
     play(scenario())
@@ -454,7 +454,7 @@ def test_server_that_ends_at_once_still_answers() -> None:
 
     async def scenario() -> None:
         async with Rig() as rig:
-            rig.workers["p"].hold("prompt")
+            rig.workers["p"].hold("prefill")
             call = rig.complete()
             await settle()
             call.cancel()

@@ -42,9 +42,9 @@ def test_silent_machine_gives_up_its_requests() -> None:
             await settle()
             pair = rig.gateway.in_flight.live[0].pair
             assert pair is not None
-            rig.workers[pair.token].stall()
+            rig.workers[pair.decode].stall()
             await rig.pass_time(6.0)
-            assert state_of(rig, pair.token) == "off"
+            assert state_of(rig, pair.decode) == "off"
             for name in ("t", "t2"):
                 rig.workers[name].go("token 2")
             await call.answer()
@@ -318,13 +318,13 @@ def test_one_black_hole_does_not_slow_the_others() -> None:
 
     async def scenario() -> None:
         async with Rig((("p1", "prefill"), ("p2", "prefill"), ("t", "decode"))) as rig:
-            rig.workers["p1"].hold("prompt")
+            rig.workers["p1"].hold("prefill")
             calls = [rig.complete() for _ in range(12)]
             await settle()
             stuck = len(rig.workers["p1"].seen)
             assert sum(call.done for call in calls) == 12 - stuck
             assert 0 < stuck < 12
-            rig.workers["p1"].go("prompt")
+            rig.workers["p1"].go("prefill")
             for call in calls:
                 assert (await call.answer()).status == 200
 
@@ -337,7 +337,7 @@ def test_prompts_without_end_are_turned_away() -> None:
     async def scenario() -> None:
         async with Rig(blocks=1_000_000, context_tokens=100_000) as rig:
             for worker in rig.workers.values():
-                worker.hold("prompt")
+                worker.hold("prefill")
             calls = [rig.complete("x" * 30_000) for _ in range(12)]
             await settle()
             refused = [call for call in calls if call.done]
@@ -345,7 +345,7 @@ def test_prompts_without_end_are_turned_away() -> None:
             assert {call.status for call in refused} == {503}
             assert all(int(call.headers["retry-after"]) >= 1 for call in refused)
             for worker in rig.workers.values():
-                worker.go("prompt")
+                worker.go("prefill")
             for call in calls:
                 await call.answer()
             rig.require_nothing_held()

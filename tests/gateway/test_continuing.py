@@ -123,7 +123,7 @@ def test_what_machines_are_told_of_an_output_that_goes_on(state: RequestState) -
             await settle()
             choice = rig.gateway.in_flight.live[0]
             assert (choice.progress.state, choice.pair is not None) == (state, True)
-            rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
+            rig.workers[choice.pair.decode].die()  # type: ignore[union-attr]
             for worker in rig.workers.values():
                 worker.go("send")
                 worker.go(f"token {place}")
@@ -218,7 +218,7 @@ def test_a_continued_stream_keeps_its_first_instants() -> None:
             await rig.pass_time(1.5)
             victim = rig.gateway.in_flight.live[0].pair
             assert victim is not None
-            rig.workers[victim.token].die()
+            rig.workers[victim.decode].die()
             await rig.pass_time(4)
             await call.answer()
             record = rig.records[0]
@@ -284,7 +284,7 @@ async def lose_all(rig: Rig) -> None:
     """Kill all machines, that of the one request's decode phase last."""
     pair = rig.gateway.in_flight.live[0].pair
     assert pair is not None
-    for name in sorted(rig.workers, key=lambda name: name == pair.token):
+    for name in sorted(rig.workers, key=lambda name: name == pair.decode):
         rig.workers[name].stall()  # and nobody answers in its place
         rig.workers[name].die()
         await settle()
@@ -337,7 +337,7 @@ def test_stages_of_an_output_that_went_on_before_its_kv_had_arrived() -> None:
             await rig.pass_time(1.5)
             choice = rig.gateway.in_flight.live[0]
             assert (choice.progress.state, choice.pair is not None) == (RequestState.TRANSFERRING, True)
-            rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
+            rig.workers[choice.pair.decode].die()  # type: ignore[union-attr]
             await rig.pass_time(2.0)
             for name in ("p1", "p2"):
                 rig.workers[name].go("send")
@@ -364,7 +364,7 @@ def test_a_client_that_leaves_at_the_cut_leaves_nothing(others: tuple[tuple[str,
             await settle()
             victim = rig.gateway.in_flight.live[0].pair
             assert victim is not None
-            rig.workers[victim.token].die()
+            rig.workers[victim.decode].die()
             for _ in range(turns):
                 await asyncio.sleep(0)
             call.leave()
@@ -379,7 +379,7 @@ def test_a_client_that_leaves_at_the_cut_leaves_nothing(others: tuple[tuple[str,
     play(scenario())
 
 
-@pytest.mark.parametrize("side", ["prompt", "token"])
+@pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_the_pair_that_goes_on_may_be_lost_too(side: str) -> None:
     """A second loss, in the prefill phase behind the first, would break the stream off or lose what was kept."""
 
@@ -388,15 +388,15 @@ def test_the_pair_that_goes_on_may_be_lost_too(side: str) -> None:
             call = await held_stream(rig)
             choice = rig.gateway.in_flight.live[0]
             for name in ("p1", "p2"):
-                rig.workers[name].hold("prompt")
-            rig.workers[choice.pair.token].die()  # type: ignore[union-attr]
+                rig.workers[name].hold("prefill")
+            rig.workers[choice.pair.decode].die()  # type: ignore[union-attr]
             await settle()
             assert (choice.progress.state, choice.progress.attempts) == (RequestState.PREFILLING, 2)
             pair = choice.pair
             assert pair is not None
-            rig.workers[pair.prompt if side == "prompt" else pair.token].die()
+            rig.workers[pair.prefill if side == "prefill" else pair.decode].die()
             for worker in rig.workers.values():
-                worker.go("prompt")
+                worker.go("prefill")
                 worker.go("token 3")
             await rig.pass_time(0.5)
             await call.answer()
@@ -418,20 +418,20 @@ def test_a_machine_that_is_lost_while_it_drains_costs_a_pause(order: str) -> Non
             pair = rig.gateway.in_flight.live[0].pair
             assert pair is not None
             dispatcher, now_s = rig.gateway.dispatcher, rig.clock.now_s()
-            spare = next(name for name in ("t1", "t2", "t3") if name != pair.token)
-            for name in (pair.token, spare):
+            spare = next(name for name in ("t1", "t2", "t3") if name != pair.decode)
+            for name in (pair.decode, spare):
                 if order == "drain":
                     dispatcher.drain(name, now_s)
                 else:
                     dispatcher.set_home(name, "prefill", 1, now_s)
-            rig.workers[pair.token].die()
+            rig.workers[pair.decode].die()
             await settle()
             for worker in rig.workers.values():
                 worker.go("token 3")
             await rig.pass_time(0.5)
             await call.answer()
             assert joined(call)[:2] == ("fghijklm", "length")
-            assert (rig.records[0]["continued"], rig.records[0]["decode_machine"] in (pair.token, spare)) == (1, False)
+            assert (rig.records[0]["continued"], rig.records[0]["decode_machine"] in (pair.decode, spare)) == (1, False)
             await settle()
             rig.require_nothing_held()
 

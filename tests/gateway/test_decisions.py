@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -12,6 +13,9 @@ from phasesplit.errors import SpecError
 from phasesplit.gateway.decisions import Decisions, Difference, Placed, header, replay, warm
 from phasesplit.scheduler.ledger import DECODE, PREFILL
 from phasesplit.scheduler.rules import Batching, Placement, Rules, Transfer
+
+OLD_LOG = Path(__file__).parent / "decisions_version_1.jsonl"
+"""A log that phasesplit 0.1.0 wrote when it still said prompt and token for the phases."""
 
 
 def logged(rules: Rules | None = None) -> list[bytes]:
@@ -63,6 +67,18 @@ def test_replay_makes_every_call_again() -> None:
     found = replay(log)
     assert (found.decisions, found.equal, found.placements, found.moves) == (len(log) - 1, len(log) - 1, 3, 2)
     assert (found.difference, found.cut) == (None, False)
+
+
+def test_log_of_an_older_version_is_replayed_equal() -> None:
+    """Whoever kept logs could not check them any more, though only names have changed since."""
+    log = OLD_LOG.read_bytes().splitlines(keepends=True)
+    assert {"begin_prompt", "end_prompt_phase"} <= {orjson.loads(line).get("call") for line in log}
+    found = replay(log)
+    assert (found.difference, found.decisions, found.equal) == (None, 21, 21)
+    assert (found.placements, found.moves) == (5, 2)
+    other = replay(changed(log, 10, lambda line: line.update(moved=[[0, 2, 0]])))
+    assert isinstance(other.difference, Difference)
+    assert (other.difference.line, other.difference.logged) == (10, '{"moved":[[0,2,0]]}')
 
 
 @pytest.mark.parametrize(
@@ -139,7 +155,7 @@ def test_call_that_the_ledger_cannot_take_is_refused(number: int, change: Callab
     ("change", "said"),
     [
         (lambda line: line.update(kind="x"), "not a decision log"),
-        (lambda line: line.update(version=2), "version"),
+        (lambda line: line.update(version=3), "version"),
         (lambda line: line.update(machines=0), "machines"),
         (lambda line: line.update(machines=1 << 40), "machines"),
         (lambda line: line["rules"].update(prefill_placement="guess"), "rules"),

@@ -51,7 +51,7 @@ def test_pair_holds_blocks_on_both_sides_until_each_is_done() -> None:
     """KV would be booked on one side only, or stay booked after it has left."""
     dispatcher = cluster_of("prefill", "decode")
     pair = opened(dispatcher)
-    assert (pair.prompt, pair.token, pair.same) == ("prefill0", "decode1", False)
+    assert (pair.prefill, pair.decode, pair.same) == ("prefill0", "decode1", False)
     assert blocks(dispatcher) == {"prefill0": 7, "decode1": 8}
     assert dispatcher.prefill_started("r.1", 0.1)
     assert dispatcher.first_token("r.1", 0.2)
@@ -161,7 +161,7 @@ def test_places_are_bounded_and_taken_over_from_the_gone() -> None:
     dispatcher.kv_ready("r.1", 0.2)
     dispatcher.lost("prefill0", 1.0)
     dispatcher.join("new", 1, "prefill", 1_000, 1.0)
-    assert opened(dispatcher, "s.1", 1.1).prompt == "new"
+    assert opened(dispatcher, "s.1", 1.1).prefill == "new"
     assert dispatcher.ended("r.1", LeaseEnd.COMPLETED, 2.0)
     assert blocks(dispatcher)["new"] == 7
 
@@ -170,11 +170,11 @@ def test_new_home_waits_until_the_machine_is_empty() -> None:
     """A machine would change its role under the requests it has, or never."""
     moves: list[Move] = []
     dispatcher = cluster_of("prefill", "prefill", "decode", moves=moves)
-    assert opened(dispatcher).prompt == "prefill0"
+    assert opened(dispatcher).prefill == "prefill0"
     dispatcher.set_home("prefill0", "decode", 1, 0.1)
     view = view_of(dispatcher, "prefill0")
     assert (view.state, view.next_home, dispatcher.is_drained("prefill0")) == ("draining", "decode", False)
-    assert opened(dispatcher, "s.1", 0.2).prompt == "prefill1"
+    assert opened(dispatcher, "s.1", 0.2).prefill == "prefill1"
     dispatcher.first_token("r.1", 0.3)
     dispatcher.kv_ready("r.1", 0.4)
     assert dispatcher.tick(0.5) == ()
@@ -202,15 +202,15 @@ def test_draining_machine_finishes_what_it_has() -> None:
     """A machine to be stopped would lose requests, or get new ones."""
     dispatcher = cluster_of("prefill", "decode", "decode")
     first = opened(dispatcher)
-    dispatcher.drain(first.token, 0.1)
+    dispatcher.drain(first.decode, 0.1)
     second = opened(dispatcher, "s.1", 0.2)
-    assert second.token != first.token
-    assert not dispatcher.is_drained(first.token)
+    assert second.decode != first.decode
+    assert not dispatcher.is_drained(first.decode)
     dispatcher.first_token("r.1", 0.3)
     dispatcher.ended("r.1", LeaseEnd.COMPLETED, 0.4)
-    assert dispatcher.is_drained(first.token)
-    dispatcher.undrain(first.token, 0.5)
-    assert opened(dispatcher, "t.1", 0.6).token == first.token
+    assert dispatcher.is_drained(first.decode)
+    dispatcher.undrain(first.decode, 0.5)
+    assert opened(dispatcher, "t.1", 0.6).decode == first.decode
 
 
 def test_retry_avoids_the_machines_that_failed_it() -> None:
@@ -219,11 +219,11 @@ def test_retry_avoids_the_machines_that_failed_it() -> None:
     first = opened(dispatcher)
     dispatcher.ended("r.1", LeaseEnd.WORKER_LOST, 0.1)
     for attempt in range(2, 6):
-        again = opened(dispatcher, f"r.{attempt}", 0.1, avoid=(first.prompt,), is_retry=True)
-        assert again.prompt != first.prompt
-    assert view_of(dispatcher, first.prompt).state == "serving"
+        again = opened(dispatcher, f"r.{attempt}", 0.1, avoid=(first.prefill,), is_retry=True)
+        assert again.prefill != first.prefill
+    assert view_of(dispatcher, first.prefill).state == "serving"
     everywhere = opened(dispatcher, "r.9", 0.2, avoid=("prefill0", "prefill1", "decode2", "unknown"), is_retry=True)
-    assert {everywhere.prompt, everywhere.token} <= {"prefill0", "prefill1", "decode2"}
+    assert {everywhere.prefill, everywhere.decode} <= {"prefill0", "prefill1", "decode2"}
     opened(dispatcher, "r.10", 0.3, is_retry=True)  # the machine that failed it is gone: nobody to avoid
     assert dispatcher.counts["retried"] == 6
 
@@ -234,7 +234,7 @@ def test_paced_single_requests_spread() -> None:
     used: Counter[str] = Counter()
     for number in range(20):
         pair = opened(dispatcher, f"r{number}.1", float(number))
-        used.update((pair.prompt, pair.token))
+        used.update((pair.prefill, pair.decode))
         dispatcher.ended(pair.key, LeaseEnd.COMPLETED, number + 0.5)
     assert used == dict.fromkeys(("prefill0", "prefill1", "decode2", "decode3"), 10)
 
@@ -306,7 +306,7 @@ def test_static_pools_do_not_spill() -> None:
     moves: list[Move] = []
     dispatcher = cluster_of("prefill", "decode", rules=Rules(elastic=False, spill_tokens=0), moves=moves)
     for number in range(100):
-        assert opened(dispatcher, f"r{number}.1", prompt=100).prompt == "prefill0"
+        assert opened(dispatcher, f"r{number}.1", prompt=100).prefill == "prefill0"
     assert isinstance(dispatcher.open("s.1", 15_000, 60, 0.0), NoCapacity)
     assert len(moves) == 2
 
@@ -316,7 +316,7 @@ def test_machine_that_helps_out_is_told_and_told_to_go_home() -> None:
     moves: list[Move] = []
     dispatcher = cluster_of("prefill", "decode", rules=Rules(spill_tokens=150), moves=moves)
     opened(dispatcher, "r0.1")
-    assert opened(dispatcher, "r1.1").prompt == "decode1"
+    assert opened(dispatcher, "r1.1").prefill == "decode1"
     assert moves[-1] == Move("decode1", 1, 3, "mixed", "decode")
     assert view_of(dispatcher, "decode1").pool == "mixed"
     dispatcher.first_token("r1.1", 0.5)
@@ -330,7 +330,7 @@ def test_machine_long_in_the_mixed_pool_changes_its_home() -> None:
     rules = Rules(spill_tokens=150, repurpose_after_s=10.0)
     dispatcher = cluster_of("prefill", "decode", "decode", rules=rules, moves=moves)
     opened(dispatcher, "r0.1")
-    helping = opened(dispatcher, "r1.1").prompt
+    helping = opened(dispatcher, "r1.1").prefill
     assert dispatcher.tick(9.9) == ()
     assert view_of(dispatcher, helping).home == "decode"
     dispatcher.tick(10.0)
@@ -358,24 +358,24 @@ def test_failing_machine_is_left_alone_then_tried_once() -> None:
     assert view_of(dispatcher, "prefill0").state == "serving"
     dispatcher.failed("prefill0", 0.0)
     assert view_of(dispatcher, "prefill0").state == "broken"
-    assert {opened(dispatcher, f"r{n}.1", 0.1).prompt for n in range(4)} == {"prefill1"}
+    assert {opened(dispatcher, f"r{n}.1", 0.1).prefill for n in range(4)} == {"prefill1"}
     dispatcher.tick(0.9)
     assert view_of(dispatcher, "prefill0", 0.9).state == "broken"
     dispatcher.tick(1.0)
     assert view_of(dispatcher, "prefill0", 1.0).state == "probing"
     pairs = [opened(dispatcher, f"s{n}.1", 1.1) for n in range(4)]
-    assert [pair.prompt for pair in pairs].count("prefill0") == 1
-    probe = next(pair.key for pair in pairs if pair.prompt == "prefill0")
+    assert [pair.prefill for pair in pairs].count("prefill0") == 1
+    probe = next(pair.key for pair in pairs if pair.prefill == "prefill0")
     dispatcher.failed("prefill0", 1.2)
     dispatcher.ended(probe, LeaseEnd.WORKER_LOST, 1.2)
     dispatcher.tick(3.1)
     assert view_of(dispatcher, "prefill0", 3.1).state == "broken"
     dispatcher.tick(3.2)
     assert view_of(dispatcher, "prefill0", 3.2).state == "probing"
-    assert opened(dispatcher, "t0.1", 3.3).prompt == "prefill0"
+    assert opened(dispatcher, "t0.1", 3.3).prefill == "prefill0"
     dispatcher.ended("t0.1", LeaseEnd.CLIENT_GONE, 3.4)
-    assert opened(dispatcher, "t1.1", 3.5).prompt == "prefill0"
-    assert opened(dispatcher, "t2.1", 3.5).prompt == "prefill1"
+    assert opened(dispatcher, "t1.1", 3.5).prefill == "prefill0"
+    assert opened(dispatcher, "t2.1", 3.5).prefill == "prefill1"
     dispatcher.first_token("t1.1", 3.6)
     assert view_of(dispatcher, "prefill0", 3.6)[4:5] == ("serving",)
     assert view_of(dispatcher, "prefill0", 3.6).failures == 0
@@ -391,7 +391,7 @@ def test_broken_cluster_says_when_to_come_back() -> None:
     found = dispatcher.open("r.1", 10, 10, 1.6)
     assert isinstance(found, NoCapacity)
     assert found.retry_after_s == pytest.approx(1.9)
-    assert opened(dispatcher, "r.2", 3.5).token == "unsplit0"
+    assert opened(dispatcher, "r.2", 3.5).decode == "unsplit0"
 
 
 def test_heartbeats_keep_leases_and_find_strangers() -> None:

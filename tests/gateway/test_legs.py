@@ -34,7 +34,7 @@ def legs_of(fields: dict[str, Any], choice: int = 0) -> tuple[dict[str, Any], di
     legs = split_legs(
         request, choice, PROMPT_IDS, most_tokens=most, seed=SEED, prefill_transfer=TO, decode_transfer=FROM
     )
-    return legs.prompt, legs.token
+    return legs.prefill, legs.decode
 
 
 SAME: dict[str, Any] = {
@@ -107,7 +107,7 @@ def test_chat_logprobs_reach_both_machines(fields: dict[str, Any], count: int) -
     assert legs_of({"messages": MESSAGES} | fields) == (PREFILL | added, DECODE | added)
 
 
-def test_echo_asks_the_prompt_machine_about_the_prompt() -> None:
+def test_echo_asks_the_prefill_machine_about_the_prompt() -> None:
     """The prompt's log-probabilities would be asked of the machine that does not compute it, or of none."""
     prompt, token = legs_of({"echo": True, "logprobs": 0})
     assert token is not None
@@ -158,8 +158,8 @@ def test_an_output_that_goes_on_does_not_use_its_draws_again() -> None:
             request, choice, PROMPT_IDS, most_tokens=100, seed=2**63 - 1, emitted=emitted, prefill_transfer=TO,
             decode_transfer=FROM,
         )  # fmt: skip
-        assert legs.token is not None
-        return legs.prompt["seed"], legs.token["seed"]
+        assert legs.decode is not None
+        return legs.prefill["seed"], legs.decode["seed"]
 
     drawn = [seeds({"n": 3}, choice, (7,) * made) for choice in range(3) for made in (0, 1, 2, 50)]
     assert all(prompt == token and 0 <= prompt < 2**63 for prompt, token in drawn)

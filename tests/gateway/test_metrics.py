@@ -78,7 +78,7 @@ def test_gauges_show_what_is_held_and_return_to_zero() -> None:
 
     async def scenario() -> None:
         async with Rig(layout=layout) as rig:
-            rig.workers["p"].hold("prompt")
+            rig.workers["p"].hold("prefill")
             call = rig.complete()
             await settle()
             values = shown((await rig.call("/metrics").answer()).body.decode())
@@ -88,7 +88,7 @@ def test_gauges_show_what_is_held_and_return_to_zero() -> None:
             assert blocks["t", "decode"] > 0
             sizes = values["phasesplit_kv_lease_bytes"]
             assert sizes["p", "prefill"] == blocks["p", "prefill"] * 2 * 2 * 3 * 8 * 4 * 16
-            rig.workers["p"].go("prompt")
+            rig.workers["p"].go("prefill")
             await call.answer()
             values = shown((await rig.call("/metrics").answer()).body.decode())
             assert set(values["phasesplit_kv_lease_blocks"].values()) == {0}

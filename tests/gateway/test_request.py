@@ -12,10 +12,10 @@ from phasesplit.gateway.worker_client import LegError
 from phasesplit.protocol.worker import PrefillTimes
 
 HELD_IN = {
-    RequestState.PREFILLING: ("prompt", ["prompt"]),
-    RequestState.TRANSFERRING: ("prompt", ["send"]),
-    RequestState.WAITING: ("token", ["token 1"]),
-    RequestState.DECODING: ("token", ["token 2"]),
+    RequestState.PREFILLING: ("prefill", ["prefill"]),
+    RequestState.TRANSFERRING: ("prefill", ["send"]),
+    RequestState.WAITING: ("decode", ["token 1"]),
+    RequestState.DECODING: ("decode", ["token 2"]),
 }
 """For each state with machines: which side to hold, and at which stages, to keep a request there."""
 STATES = list(HELD_IN)
@@ -24,10 +24,9 @@ STATES = list(HELD_IN)
 def hold(rig: Rig, state: RequestState) -> None:
     """Let requests come to a state, and stay there."""
     side, stages = HELD_IN[state]
-    for name, worker in rig.workers.items():
-        if name.startswith(side[0]):
-            for stage in stages:
-                worker.hold(stage)
+    for name in (name for name, home in rig.pools if home == side):
+        for stage in stages:
+            rig.workers[name].hold(stage)
 
 
 def go(rig: Rig) -> None:
@@ -42,7 +41,7 @@ def of(rig: Rig, side: str) -> Any:
     """Return the machine of one side that the one request is on."""
     pair = rig.gateway.in_flight.live[0].pair
     assert pair is not None
-    return rig.workers[pair.prompt if side == "prompt" else pair.token]
+    return rig.workers[pair.prefill if side == "prefill" else pair.decode]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -70,7 +69,7 @@ def test_client_that_leaves_frees_everything(state: RequestState, stream: bool) 
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("side", ["prompt", "token"])
+@pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_machine_that_dies_before_content_is_a_pause(state: RequestState, side: str) -> None:
     """A lost machine would cost the client an error, other tokens, or the wait for some time-out."""
 
@@ -86,7 +85,7 @@ def test_machine_that_dies_before_content_is_a_pause(state: RequestState, side: 
             await call.answer()
             assert call.json["choices"][0]["text"] == "fghij", rig.story()
             assert call.json["usage"]["completion_tokens"] == 5, rig.story()
-            goes_on_alone = side == "prompt" and state in (RequestState.WAITING, RequestState.DECODING)
+            goes_on_alone = side == "prefill" and state in (RequestState.WAITING, RequestState.DECODING)
             assert rig.records[0]["attempts"] == (1 if goes_on_alone else 2), rig.story()
             await settle()
             rig.require_nothing_held()
@@ -99,11 +98,11 @@ def test_headers_wait_for_content() -> None:
 
     async def scenario() -> None:
         async with Rig() as rig:
-            rig.workers["p"].hold("prompt")
+            rig.workers["p"].hold("prefill")
             call = rig.chat(stream=True)
             await settle()
             assert call.status is None
-            rig.workers["p"].go("prompt")
+            rig.workers["p"].go("prefill")
             await call.answer()
             assert call.status == 200
 
@@ -116,7 +115,7 @@ def test_attempts_are_bounded() -> None:
     async def scenario() -> None:
         async with Rig(TWICE, limits=Limits(attempts=2)) as rig:
             for name in ("p1", "p2"):
-                rig.workers[name].faults["prompt"] = LegError("broken", Event.PREFILL_LOST)
+                rig.workers[name].faults["prefill"] = LegError("broken", Event.PREFILL_LOST)
             call = await rig.complete(stream=True).answer()
             assert (call.status, call.json["error"]["code"]) == (502, "worker_error")
             assert sum(len(rig.workers[name].seen) for name in ("p1", "p2")) == 2
@@ -131,7 +130,7 @@ def test_failing_machine_is_avoided() -> None:
 
     async def scenario() -> None:
         async with Rig(TWICE) as rig:
-            rig.workers["p1"].faults["prompt"] = LegError("broken", Event.PREFILL_LOST)
+            rig.workers["p1"].faults["prefill"] = LegError("broken", Event.PREFILL_LOST)
             rig.workers["t1"].faults["accept"] = LegError("broken", Event.DECODE_LOST)
             for _ in range(6):
                 call = rig.complete()
@@ -143,7 +142,7 @@ def test_failing_machine_is_avoided() -> None:
     play(scenario())
 
 
-def test_token_machine_that_refuses_frees_the_prompt_machine_at_once() -> None:
+def test_decode_machine_that_refuses_frees_the_prefill_machine_at_once() -> None:
     """The prefill machine's KV would stay until a time-out, because there is no connection left to close."""
 
     async def scenario() -> None:
@@ -211,7 +210,7 @@ def test_retry_waits_for_a_machine_to_come_back() -> None:
 
     async def scenario() -> None:
         async with Rig() as rig:
-            rig.workers["p"].hold("prompt")
+            rig.workers["p"].hold("prefill")
             call = rig.complete()
             await settle()
             rig.workers["t"].die()
@@ -231,7 +230,7 @@ def test_retry_waits_for_a_machine_to_come_back() -> None:
 
 async def queue_of(rig: Rig, prompts: list[str]) -> list[Call]:
     """Return requests that have lost their machines, and wait for others; the youngest has lost them first."""
-    rig.workers["p"].hold("prompt")
+    rig.workers["p"].hold("prefill")
     calls = []
     for prompt in prompts:
         calls.append(rig.complete(prompt))
@@ -315,7 +314,7 @@ def test_deadlines_end_requests(state: RequestState) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stalled_token_machine_is_given_up(stream: bool) -> None:
+def test_stalled_decode_machine_is_given_up(stream: bool) -> None:
     """A machine that sends heartbeats and no tokens would hold its requests until their deadline."""
 
     async def scenario() -> None:
@@ -323,7 +322,7 @@ def test_stalled_token_machine_is_given_up(stream: bool) -> None:
             hold(rig, RequestState.DECODING)
             call = rig.complete(stream=stream)
             await settle()
-            stalled = of(rig, "token")
+            stalled = of(rig, "decode")
             await rig.pass_time(2.0)
             assert not call.done
             await rig.pass_time(0.5)
@@ -337,23 +336,23 @@ def test_stalled_token_machine_is_given_up(stream: bool) -> None:
     play(scenario())
 
 
-def test_silent_prompt_machine_costs_a_pause() -> None:
+def test_silent_prefill_machine_costs_a_pause() -> None:
     """A machine that sends heartbeats and computes no prompt would cost its requests their whole deadline."""
 
     async def scenario() -> None:
         async with Rig(TWICE, limits=Limits(attempt_s=2.0)) as rig:
-            rig.workers["p1"].hold("prompt")
-            rig.workers["p2"].hold("prompt")
+            rig.workers["p1"].hold("prefill")
+            rig.workers["p2"].hold("prefill")
             call = rig.complete()
             await settle()
-            silent = of(rig, "prompt")
+            silent = of(rig, "prefill")
             await rig.pass_time(2.0)
-            assert silent.given_up["prompt"] == 0
+            assert silent.given_up["prefill"] == 0
             await rig.pass_time(1.0)
-            assert silent.given_up["prompt"] == 1
-            other = of(rig, "prompt")
+            assert silent.given_up["prefill"] == 1
+            other = of(rig, "prefill")
             assert other is not silent
-            other.go("prompt")
+            other.go("prefill")
             await call.answer()
             assert (call.status, rig.gateway.meters.retries) == (200, 1)
             await settle()
@@ -367,13 +366,13 @@ def test_prompts_wait_as_long_as_their_machine_gives_tokens() -> None:
 
     async def scenario() -> None:
         async with Rig(limits=Limits(attempt_s=2.0)) as rig:
-            rig.workers["p"].hold("prompt")
+            rig.workers["p"].hold("prefill")
             waits = rig.complete()
             await settle()
             for _ in range(4):
                 await rig.pass_time(1.5)
                 rig.gateway.in_flight.last_token_s["p"] = rig.clock.now_s()
-            rig.workers["p"].go("prompt")
+            rig.workers["p"].go("prefill")
             await waits.answer()
             assert (waits.status, rig.gateway.meters.retries) == (200, 0)
 
@@ -398,7 +397,7 @@ def test_the_prompts_own_time_is_that_of_its_machine() -> None:
 
     async def scenario() -> None:
         async with Rig() as rig:
-            rig.workers["p"].hold("prompt")
+            rig.workers["p"].hold("prefill")
             call = rig.complete()
             await settle()
             choice = rig.gateway.in_flight.live[0]
@@ -410,7 +409,7 @@ def test_the_prompts_own_time_is_that_of_its_machine() -> None:
             assert choice.stages.prefill_started_s == choice.stages.assigned_s
             choice.prefill_took(PrefillTimes(queued_s=0.1, prefill_s=0.0), 2)  # of another attempt
             assert choice.stages.prefill_started_s == choice.stages.assigned_s
-            rig.workers["p"].go("prompt")
+            rig.workers["p"].go("prefill")
             await call.answer()
 
     play(scenario())
@@ -478,12 +477,12 @@ def test_record_that_cannot_be_written_costs_nobody_an_answer() -> None:
     play(scenario())
 
 
-def test_token_machine_may_be_first() -> None:
+def test_decode_machine_may_be_first() -> None:
     """A first token that the decode machine tells before the prefill machine has answered would be doubled, or lost."""
 
     async def scenario() -> None:
         async with Rig() as rig:
-            rig.workers["p"].hold("prompt")
+            rig.workers["p"].hold("prefill")
             call = rig.complete(stream=True, logprobs=0, echo=True)
             plain = rig.complete(stream=True)
             await settle()
@@ -492,7 +491,7 @@ def test_token_machine_may_be_first() -> None:
             await settle()
             assert call.status is None  # the prompt's log-probabilities come with the prefill machine's answer
             assert plain.text == "fghi"
-            rig.workers["p"].go("prompt")
+            rig.workers["p"].go("prefill")
             await call.answer()
             await plain.answer()
             assert (call.text, call.events[-1]) == ("hellofghi", "[DONE]")
@@ -532,7 +531,7 @@ def test_kv_that_a_machine_drops_is_prefilled_again() -> None:
             hold(rig, RequestState.TRANSFERRING)
             call = rig.complete()
             await settle()
-            prompt = of(rig, "prompt")
+            prompt = of(rig, "prefill")
             prompt.report({"gone": next(iter(prompt.held)), "why": "evicted"})
             await settle()
             go(rig)

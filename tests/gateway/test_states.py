@@ -144,7 +144,7 @@ def test_normal_way_releases_as_completed() -> None:
     assert (driver.leases.ended, driver.leases.blocks()) == (Counter({LeaseEnd.COMPLETED: 2}), 0)
 
 
-def test_one_token_needs_no_token_machine() -> None:
+def test_one_token_needs_no_decode_machine() -> None:
     """A request for one token would leave the decode machine waiting for KV."""
     driver = drive(Event.ASSIGNED)
     actions = driver.tell(Event.LAST_TOKEN)
@@ -222,7 +222,7 @@ def test_loss_after_content_ends_with_an_error_where_none_can_go_on(state: Reque
 
 
 @pytest.mark.parametrize("state", [RequestState.WAITING, RequestState.DECODING])
-def test_prompt_machine_is_not_needed_once_its_kv_has_landed(state: RequestState) -> None:
+def test_prefill_machine_is_not_needed_once_its_kv_has_landed(state: RequestState) -> None:
     """A prefill machine that dies after its work would take healthy streams with it."""
     driver = drive(*TO[state])
     assert driver.tell(Event.PREFILL_LOST) == (Action.ABSORB,)

@@ -19,15 +19,15 @@ def test_a_lost_machine_is_told_with_its_reason() -> None:
 
     async def scenario() -> None:
         async with Rig(TWICE) as rig:
-            rig.workers["p1"].hold("prompt")
-            rig.workers["p2"].hold("prompt")
+            rig.workers["p1"].hold("prefill")
+            rig.workers["p2"].hold("prefill")
             call = rig.complete(max_tokens=5)
             await settle()
             (choice,) = rig.gateway.in_flight.live
             assert choice.pair is not None
             first = choice.pair
             await rig.pass_time(0.5)
-            rig.workers[first.prompt].die()
+            rig.workers[first.prefill].die()
             await settle()
             page = (await rig.call(f"/debug/requests/{choice.name}").answer()).json
             assert told(page, "at_s", "event", "state", "attempt") == [
@@ -39,11 +39,11 @@ def test_a_lost_machine_is_told_with_its_reason() -> None:
                 (0.5, "prefill_started", "prefilling", 2),
             ]
             whys = [why for (why,) in told(page, "why")]
-            assert whys[1] == f"prefill machine {first.prompt}, decode machine {first.token}"
-            assert first.prompt not in whys[4]
+            assert whys[1] == f"prefill machine {first.prefill}, decode machine {first.decode}"
+            assert first.prefill not in whys[4]
             assert whys[3]
             for name in ("p1", "p2"):
-                rig.workers[name].go("prompt")
+                rig.workers[name].go("prefill")
             await call.answer()
             for name in (call.json["id"], call.headers["x-request-id"], choice.name):
                 page = (await rig.call(f"/debug/requests/{name}").answer()).json
@@ -84,7 +84,7 @@ def test_a_request_that_waits_says_for_what_once() -> None:
 
     async def scenario() -> None:
         async with Rig() as rig:
-            rig.workers["p"].hold("prompt")
+            rig.workers["p"].hold("prefill")
             call = rig.complete()
             await settle()
             for worker in rig.workers.values():

@@ -183,8 +183,8 @@ class AdminPages:
                     "age_s": round(choice.age_s, 3),
                     "prompt_tokens": len(choice.order.prompt_ids),
                     "output_tokens": len(choice.output.ids),
-                    "prefill_machine": choice.pair.prompt if choice.pair else None,
-                    "decode_machine": choice.pair.token if choice.pair else None,
+                    "prefill_machine": choice.pair.prefill if choice.pair else None,
+                    "decode_machine": choice.pair.decode if choice.pair else None,
                 }
                 for choice in self._gateway.in_flight.live
             ]

@@ -1,16 +1,18 @@
-"""The scheduling ledger of a live cluster, and a record of every call that changes it.
+"""The scheduling ledger of a live cluster, the record of every call that changes it, and the replay of such a record.
+
+1. `Decisions` makes each call on the ledger, and writes it to the log.
+2. `header` begins a log: the rules, and the names of what a placement saw.
+3. `replay` makes the calls of a log again on a new ledger, and compares what comes out.
 
 A record is one line of JSON: the call, its arguments, for a placement what the rules saw, what came out, and the
 machines that changed their pool. The calls are deterministic and get all that they know by argument, so making them
-again (see `replay`) gives the same lines, byte for byte.
+again gives the same lines, byte for byte. The log is input like any other: a call that the ledger cannot take is
+refused before it is made.
 
 Inside a machine only the machine knows, so `placement.has_waiting` finds waiting prompts here, but no decode tasks that
-wait for a place in the batch. That changes an answer only where a machine does token work beside prompts, no prompt
-waits there, and one more would exceed `spill_tokens`: the simulator may see a queue and pass on, here it takes it.
-
-The calls of a decision log made again: they see the same facts and come to the same decisions, or not.
-
-The log is input like any other: a call that this ledger cannot take is refused before it is made.
+wait for a place in the batch. That changes an answer only where a machine does decode work in addition to prompts, no
+prompt waits there, and one more would exceed `spill_tokens`: the simulator may see a queue and skip the machine, the
+gateway takes it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +43,9 @@ from phasesplit.scheduler.placement import PLACED
 from phasesplit.scheduler.rules import Placement, Rules
 
 KIND = "phasesplit decisions"
-VERSION = 1
+VERSION = 2
+_OLD_VERSION = 1
+"""Logs of this version say prompt and token for the phases; what they tell is the same."""
 
 SEEN = ("pool", "pending_tokens", "pending_output_tokens", "committed_blocks", "prefill_requests", "decode_requests")
 """What a placement's record tells of each serving machine, after its number; behind it comes `waiting`, its prompts
@@ -115,10 +119,10 @@ class Decisions:
 
     def serves(self) -> bool:
         """Return whether the machines that are in pools can take a request."""
-        prompt, token, mixed, unsplit = self.ledger.members[:, 0].tolist()
+        prefill, decode, mixed, unsplit = self.ledger.members[:, 0].tolist()
         if self.ledger.settings[0]["elastic"]:
-            return bool(prompt or token or mixed or unsplit)
-        return bool(unsplit or mixed or (prompt and token))
+            return bool(prefill or decode or mixed or unsplit)
+        return bool(unsplit or mixed or (prefill and decode))
 
     def moves(self) -> dict[str, int]:
         """Return how many moves between pools load has caused, by kind."""
@@ -290,6 +294,10 @@ def warm(rules: Rules) -> None:
     decisions.switch_off(1)
 
 
+_OLD_RULES = {"prompt_placement": "prefill_placement", "token_placement": "decode_placement"}
+_OLD_CALLS = {"begin_prompt": "begin_prefill", "end_prompt_phase": "end_prefill_phase"}
+"""Names in logs of version 1, and what they are now."""
+
 _MOST_MACHINES = 4_096
 _MOST_NUMBER = 1 << 40
 _MOST_TOKENS = 1 << 30
@@ -381,8 +389,8 @@ def _begun(line: bytes, where: str, sink: Callable[[bytes], object]) -> Decision
     first = _mapping(line)
     if first.get("kind") != KIND:
         raise SpecError(f"{where}: not a decision log")
-    if first.get("version") != VERSION:
-        raise SpecError.bad(f"{where}, line 1, version", first.get("version"), f"{VERSION}")
+    if first.get("version") not in (_OLD_VERSION, VERSION):
+        raise SpecError.bad(f"{where}, line 1, version", first.get("version"), f"{_OLD_VERSION} or {VERSION}")
     machines = first.get("machines")
     if type(machines) is not int or not 1 <= machines <= _MOST_MACHINES:
         raise SpecError.bad(f"{where}, line 1, machines", machines, f"a whole number from 1 to {_MOST_MACHINES:,}")
@@ -398,6 +406,7 @@ def _rules(written: Any) -> Rules:
     by_default = Rules()
     values: dict[str, Any] = {}
     for name, value in written.items():
+        name = _OLD_RULES.get(name, name)
         kind = type(getattr(by_default, name))
         values[name] = kind[value.upper()] if issubclass(kind, IntEnum) else value
     return Rules(**values)
@@ -413,9 +422,11 @@ def _mapping(line: bytes) -> dict[str, Any]:
 
 
 def _made_again(decisions: Decisions, line: bytes, where: str) -> dict[str, Any]:
-    """Make the call of a line, and return the line's content."""
+    """Make the call of a line, and return the line's content, with the present name of the call."""
     logged = _mapping(line)
     call, arguments = logged.get("call"), logged.get("args")
+    if isinstance(call, str) and call in _OLD_CALLS:
+        call = logged["call"] = _OLD_CALLS[call]
     kinds = _ARGUMENTS.get(call) if isinstance(call, str) else None
     if kinds is None:
         raise SpecError(f"{where}: not a call of a decision log")

@@ -31,8 +31,8 @@ class Reservation:
     Attributes:
         key: Its name.
         slot: Its slot in the ledger.
-        prompt: The machine of its prefill phase.
-        token: The machine of its decode phase.
+        prefill: The machine of its prefill phase.
+        decode: The machine of its decode phase.
         computing: Prompt tokens that wait or run; 0 from the first token on.
         started: Its prefill phase has begun to run.
         landed: All its KV is on the decode machine.
@@ -40,15 +40,15 @@ class Reservation:
         decode_lease: Number of its lease on the decode machine; 0 once it ended.
     """
 
-    __slots__ = ("computing", "decode_lease", "key", "landed", "prefill_lease", "prompt", "slot", "started", "token")
+    __slots__ = ("computing", "decode", "decode_lease", "key", "landed", "prefill", "prefill_lease", "slot", "started")
 
     def __init__(
-        self, key: str, slot: int, prompt: RegisteredMachine, token: RegisteredMachine, prompt_tokens: int
+        self, key: str, slot: int, prefill: RegisteredMachine, decode: RegisteredMachine, prompt_tokens: int
     ) -> None:
         self.key = key
         self.slot = slot
-        self.prompt = prompt
-        self.token = token
+        self.prefill = prefill
+        self.decode = decode
         self.computing = prompt_tokens
         self.started = False
         self.landed = False
@@ -57,7 +57,7 @@ class Reservation:
 
     def needs(self, machine: RegisteredMachine) -> bool:
         """Return whether it cannot go on without a machine."""
-        return self.token is machine or (self.prompt is machine and self.prefill_lease > 0)
+        return self.decode is machine or (self.prefill is machine and self.prefill_lease > 0)
 
 
 class Dispatcher:
@@ -253,10 +253,10 @@ class Dispatcher:
         self.registry.report_moves()
         live = self._book(key, placed, prompt_tokens, expected, now_s)
         self._count(live, retried=is_retry)
-        for machine in {live.prompt, live.token}:
+        for machine in {live.prefill, live.decode}:
             if machine.tried:
                 self.registry.probe(machine, key, now_s)
-        return Pair(key, live.prompt.name, live.prompt.epoch, live.token.name, live.token.epoch)
+        return Pair(key, live.prefill.name, live.prefill.epoch, live.decode.name, live.decode.epoch)
 
     def prefill_started(self, key: str, now_s: float) -> bool:
         """Book that a prefill phase has begun to run; return whether that was new."""
@@ -276,9 +276,9 @@ class Dispatcher:
         self._computed(live, live.computing, now_s)
         self._decisions.end_prefill_phase(live.slot, now_s)
         self.registry.report_moves()
-        self.registry.succeeded(live.prompt, now_s)
+        self.registry.succeeded(live.prefill, now_s)
         if live.landed:
-            self._leave_prompt_machine(live, now_s)
+            self._leave_prefill_machine(live, now_s)
         return True
 
     def kv_ready(self, key: str, now_s: float) -> bool:
@@ -291,7 +291,7 @@ class Dispatcher:
             return False
         live.landed = True
         if not live.computing:
-            self._leave_prompt_machine(live, now_s)
+            self._leave_prefill_machine(live, now_s)
         return True
 
     def ended(self, key: str, reason: LeaseEnd, now_s: float, output_tokens: int = 0) -> bool:
@@ -308,7 +308,7 @@ class Dispatcher:
             return False
         if reason is LeaseEnd.COMPLETED:
             # One token only: the prefill machine has done it all.
-            self.registry.succeeded(live.prompt if live.computing else live.token, now_s)
+            self.registry.succeeded(live.prefill if live.computing else live.decode, now_s)
             if output_tokens > 0:
                 self._lengths.add(output_tokens)
         self._end(live, reason, now_s)
@@ -387,14 +387,14 @@ class Dispatcher:
             prompt_tokens,
         )
         self._reservations[key] = live
-        if live.prompt is not live.token:
-            live.prefill_lease = self._lease(live.prompt, key, prompt_tokens + 1, Purpose.PREFILL, now_s)
-        live.decode_lease = self._lease(live.token, key, prompt_tokens + expected_tokens, Purpose.DECODE, now_s)
+        if live.prefill is not live.decode:
+            live.prefill_lease = self._lease(live.prefill, key, prompt_tokens + 1, Purpose.PREFILL, now_s)
+        live.decode_lease = self._lease(live.decode, key, prompt_tokens + expected_tokens, Purpose.DECODE, now_s)
         self.pending_prompt_tokens += prompt_tokens
-        live.prompt.rate.begin(now_s)
+        live.prefill.rate.begin(now_s)
         return live
 
-    def _leave_prompt_machine(self, live: Reservation, now_s: float) -> None:
+    def _leave_prefill_machine(self, live: Reservation, now_s: float) -> None:
         """Book that a request's KV is off its prefill machine, if that is not its decode machine too."""
         if live.prefill_lease:
             self._decisions.end_transfer(live.slot, now_s)
@@ -411,7 +411,7 @@ class Dispatcher:
         for number in (live.prefill_lease, live.decode_lease):
             if number:
                 self.leases.release(number, reason)
-        for machine in (live.prompt, live.token):
+        for machine in (live.prefill, live.decode):
             if machine.probe == live.key:
                 self.registry.probe_ended(machine, now_s)
 
@@ -420,7 +420,7 @@ class Dispatcher:
         needed = [live for live in self._reservations.values() if live.needs(machine)]
         for live in needed:
             self._end(live, LeaseEnd.WORKER_LOST, now_s)
-        return tuple(Lost(live.key, "decode" if live.token is machine else "prefill") for live in needed)
+        return tuple(Lost(live.key, "decode" if live.decode is machine else "prefill") for live in needed)
 
     def _expire(self, now_s: float) -> tuple[Lost, ...]:
         """End the requests of which a lease has expired, and return them."""
@@ -447,10 +447,10 @@ class Dispatcher:
         """Take a prompt off the pending ones, of which so many tokens have been computed."""
         self.pending_prompt_tokens -= live.computing
         live.computing = 0
-        live.prompt.rate.end(tokens, now_s)
+        live.prefill.rate.end(tokens, now_s)
 
     def _count(self, live: Reservation, *, retried: bool) -> None:
         self.counts["placed"] += 1
-        self.counts["same_machine"] += live.prompt is live.token
+        self.counts["same_machine"] += live.prefill is live.decode
         self.counts["retried"] += retried
         self.counts["degraded"] += bool(self.registry.degraded)

@@ -145,7 +145,7 @@ class InFlightRequests:
         if (pair := request.pair) is None:
             return
         self._by_key[request.key] = (request, request.progress.attempts)
-        for name in (pair.prompt, pair.token):
+        for name in (pair.prefill, pair.decode):
             self._on_machine.setdefault(name, set()).add(request.key)
 
     def abort(self, machine: str, key: str, why: str) -> None:
@@ -181,7 +181,7 @@ class InFlightRequests:
     def _forget(self, request: LiveRequest) -> None:
         """Forget the present attempt of a request."""
         if self._by_key.pop(request.key, None) is not None and request.pair is not None:
-            for name in (request.pair.prompt, request.pair.token):
+            for name in (request.pair.prefill, request.pair.decode):
                 self._on_machine[name].discard(request.key)
 
     # Reports of machines
@@ -230,7 +230,7 @@ def record(request: LiveRequest) -> Record:
         "output_tokens": len(request.output.ids),
         "attempts": request.progress.attempts,
         "continued": request.continued,
-        "prefill_machine": pair.prompt if pair else None,
-        "decode_machine": pair.token if pair else None,
+        "prefill_machine": pair.prefill if pair else None,
+        "decode_machine": pair.decode if pair else None,
         "ended_s": request.age_s,
     } | request.stages.record()

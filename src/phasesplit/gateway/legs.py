@@ -48,12 +48,12 @@ class LegBodies:
     """The bodies of one choice.
 
     Attributes:
-        prompt: For the prefill machine.
-        token: For the decode machine, None where the first token is the only one.
+        prefill: For the prefill machine.
+        decode: For the decode machine, None where the first token is the only one.
     """
 
-    prompt: dict[str, Any]
-    token: dict[str, Any] | None
+    prefill: dict[str, Any]
+    decode: dict[str, Any] | None
 
 
 def split_legs(
@@ -81,12 +81,12 @@ def split_legs(
     """
     shared = _shared(request, choice, prompt_ids, seed, emitted)
     left = most_tokens - len(emitted)
-    prompt = shared | _of_prompt(request, emitted) | _bounds(request, 1, emitted) | {"stream": False}
+    prefill = shared | _of_prompt(request, emitted) | _bounds(request, 1, emitted) | {"stream": False}
     if left <= 1:
-        return LegBodies(prompt, None)
-    token = shared | _bounds(request, left, emitted) | _streamed()
+        return LegBodies(prefill, None)
+    decode = shared | _bounds(request, left, emitted) | _streamed()
     return LegBodies(
-        prompt | {"kv_transfer_params": dict(prefill_transfer)}, token | {"kv_transfer_params": dict(decode_transfer)}
+        prefill | {"kv_transfer_params": dict(prefill_transfer)}, decode | {"kv_transfer_params": dict(decode_transfer)}
     )
 
 

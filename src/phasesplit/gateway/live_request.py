@@ -242,10 +242,10 @@ class LiveRequest:
             self.tell(error.event, attempt)  # the decode machine has all it needs
             return
         pair, now_s = self.pair, self._context.clock.now_s()
-        blamed = {Event.PREFILL_LOST: {pair.prompt}, Event.DECODE_LOST: {pair.token}}.get(error.event, set())
+        blamed = {Event.PREFILL_LOST: {pair.prefill}, Event.DECODE_LOST: {pair.decode}}.get(error.event, set())
         for name in blamed:
             self._context.dispatcher.failed(name, now_s)
-        self._avoid |= blamed or {pair.prompt, pair.token}
+        self._avoid |= blamed or {pair.prefill, pair.decode}
         if is_doubtful and not self.progress.sent:
             self.output = Output(self.order, self._context.codec)
         self.tell(error.event, attempt, error=error)
@@ -271,7 +271,7 @@ class LiveRequest:
             return
         if last_s is None or state is RequestState.PREFILLING:
             # While its machine gives tokens to others, a prompt only waits for its turn.
-            heard_s = self._context.last_token_s.get(self.pair.prompt, self._arrival_s) - self._arrival_s
+            heard_s = self._context.last_token_s.get(self.pair.prefill, self._arrival_s) - self._arrival_s
             silent_s = self.age_s - max(heard_s, self._assigned_s)
             most_s, event = patience_s, Event.PREFILL_LOST
         else:
@@ -283,7 +283,7 @@ class LiveRequest:
     def abort(self, machine: str, why: str, attempt: int) -> None:
         """Take note that a machine has dropped what it had of an attempt."""
         is_alone = self.progress.state in (RequestState.WAITING, RequestState.DECODING)
-        if self.is_at(attempt) and self.pair is not None and (machine == self.pair.token or not is_alone):
+        if self.is_at(attempt) and self.pair is not None and (machine == self.pair.decode or not is_alone):
             self.fault(LegError(why, Event.TRANSFER_FAILED), attempt)
 
     def prefill_started(self, attempt: int) -> None:
@@ -340,7 +340,8 @@ class LiveRequest:
         self._context.meters.token(self.stages.token(place, self.age_s))
         is_first = place == self._emitted
         if self.pair is not None:
-            self._context.last_token_s[self.pair.prompt if is_first else self.pair.token] = self._context.clock.now_s()
+            source = self.pair.prefill if is_first else self.pair.decode
+            self._context.last_token_s[source] = self._context.clock.now_s()
         if is_first:
             self._context.dispatcher.first_token(self.key, self._context.clock.now_s())
         event = Event.FIRST_TOKEN if is_first else Event.TOKEN
@@ -408,7 +409,7 @@ class LiveRequest:
             leg.cancel()
         elif side == "prefill" and self.pair is not None and self.order.most_tokens - self._emitted > 1:
             # Its answer is here, so there is no connection left to close; what it keeps would stay for the lease.
-            self._context.abort(self.pair.prompt, key, str(event))
+            self._context.abort(self.pair.prefill, key, str(event))
 
     def _again(self, *, keeps: bool) -> None:
         self._context.retried(self, continues=keeps)
@@ -469,21 +470,21 @@ class Attempt:
     def has_open_leg(self, machine: str) -> bool:
         """Return whether a machine has yet to end its answer."""
         return any(
-            not leg.done() and machine == (self.pair.prompt if side == "prefill" else self.pair.token)
+            not leg.done() and machine == (self.pair.prefill if side == "prefill" else self.pair.decode)
             for side, leg in self.legs.items()
         )
 
     def send_legs(self, workers: WorkerConnections) -> None:
         """Send its legs to its machines."""
-        prefill_worker, decode_worker = workers.client(self.pair.prompt), workers.client(self.pair.token)
+        prefill_worker, decode_worker = workers.client(self.pair.prefill), workers.client(self.pair.decode)
         if prefill_worker is None or decode_worker is None:
             self.legs = {"decode": run(self.gone(), self._request, self._number)}
             return
-        prompt, token = self.bodies(workers.address(self.pair.token))
-        if prompt is not None:
-            self.legs["prefill"] = run(self.prefill_leg(prefill_worker, prompt), self._request, self._number)
-        if token is not None:
-            self.legs["decode"] = run(self.decode_leg(decode_worker, token), self._request, self._number)
+        prefill, decode = self.bodies(workers.address(self.pair.decode))
+        if prefill is not None:
+            self.legs["prefill"] = run(self.prefill_leg(prefill_worker, prefill), self._request, self._number)
+        if decode is not None:
+            self.legs["decode"] = run(self.decode_leg(decode_worker, decode), self._request, self._number)
 
     def bodies(self, address: Mapping[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """Return the bodies of the prefill leg and the decode leg; None for a leg that there is not.
@@ -506,17 +507,17 @@ class Attempt:
             seed=order.seed,
             emitted=self._emitted,
             prefill_transfer={
-                "do_remote_decode": True, "key": key, "peer": pair.token, "peer_epoch": pair.decode_epoch,
+                "do_remote_decode": True, "key": key, "peer": pair.decode, "peer_epoch": pair.decode_epoch,
                 "epoch": pair.prefill_epoch, "address": dict(address),
             },
             decode_transfer={
-                "do_remote_prefill": True, "key": key, "peer": pair.prompt, "peer_epoch": pair.prefill_epoch,
+                "do_remote_prefill": True, "key": key, "peer": pair.prefill, "peer_epoch": pair.prefill_epoch,
                 "epoch": pair.decode_epoch,
             },
         )  # fmt: skip
-        if legs.token is None:
-            return legs.prompt | {"kv_transfer_params": {"key": key, "epoch": pair.prefill_epoch}}, None
-        return legs.prompt, legs.token
+        if legs.decode is None:
+            return legs.prefill | {"kv_transfer_params": {"key": key, "epoch": pair.prefill_epoch}}, None
+        return legs.prefill, legs.decode
 
     async def gone(self) -> None:
         """Tell that a machine of the pair has left in the meantime."""
@@ -604,7 +605,7 @@ class Attempt:
 
 
 def _of_pair(pair: Pair) -> str:
-    return f"machine {pair.token}" if pair.same else f"prefill machine {pair.prompt}, decode machine {pair.token}"
+    return f"machine {pair.decode}" if pair.same else f"prefill machine {pair.prefill}, decode machine {pair.decode}"
 
 
 def run(leg: Coroutine[Any, Any, None], request: LiveRequest, attempt: int) -> asyncio.Task[None]:

@@ -198,15 +198,15 @@ def release_reason(state: RequestState, event: Event) -> LeaseEnd:
 
 
 def _released(state: RequestState) -> tuple[Action, ...]:
-    prompt = (Action.RELEASE_PREFILL,) if state in HOLDS_PREFILL else ()
-    return (*prompt, Action.RELEASE_DECODE) if state in HOLDS_DECODE else prompt
+    prefill = (Action.RELEASE_PREFILL,) if state in HOLDS_PREFILL else ()
+    return (*prefill, Action.RELEASE_DECODE) if state in HOLDS_DECODE else prefill
 
 
 def _dropped(state: RequestState) -> tuple[Action, ...]:
     """Return the actions that call off what the machines do for a request, then release its KV."""
-    prompt = (Action.CANCEL_PREFILL,) if state in HOLDS_PREFILL else ()
-    token = (Action.CANCEL_DECODE,) if state in HOLDS_DECODE else ()
-    return (*prompt, *token, *_released(state))
+    prefill = (Action.CANCEL_PREFILL,) if state in HOLDS_PREFILL else ()
+    decode = (Action.CANCEL_DECODE,) if state in HOLDS_DECODE else ()
+    return (*prefill, *decode, *_released(state))
 
 
 def _ended(state: RequestState, answer: Action, end: RequestState = RequestState.FAILED) -> tuple[TransitionRow, ...]:

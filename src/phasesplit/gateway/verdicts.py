@@ -8,22 +8,22 @@ class Pair(NamedTuple):
 
     Attributes:
         key: The request's name for this attempt.
-        prompt: Name of the machine of the prefill phase.
+        prefill: Name of the machine of the prefill phase.
         prefill_epoch: That machine's epoch.
-        token: Name of the machine of the decode phase.
+        decode: Name of the machine of the decode phase.
         decode_epoch: That machine's epoch.
     """
 
     key: str
-    prompt: str
+    prefill: str
     prefill_epoch: int
-    token: str
+    decode: str
     decode_epoch: int
 
     @property
     def same(self) -> bool:
         """Whether one machine does both phases."""
-        return self.prompt == self.token
+        return self.prefill == self.decode
 
 
 class TooLong(NamedTuple):
