@@ -66,7 +66,7 @@ def measured(link: PacedLink, lengths_tokens: tuple[int, ...]) -> tuple[Found, d
                 for name in names:
                     link.pace(TCP.get(name))
                     measure(found, link, pair, lengths_tokens, ways, name)
-                idle_cores |= dict.fromkeys(ways, sum(map(cores_taken, (pair.prompt, pair.token))))
+                idle_cores |= dict.fromkeys(ways, sum(map(cores_taken, (pair.prefill, pair.decode))))
             finally:
                 pair.close()
     return found, idle_cores
@@ -122,8 +122,8 @@ def measure(
     """
     address = None
     if ways is OURS:
-        address = pair.token.address | ({} if name == SHARED else {"unix": None, "nixl": None})
-        pair.prompt.disconnect(pair.token.name)
+        address = pair.decode.address | ({} if name == SHARED else {"unix": None, "nixl": None})
+        pair.prefill.disconnect(pair.decode.name)
         time.sleep(0.5)  # until the other end has seen it
     for repeat, tokens in itertools.product(range(REPEATS + 1), lengths_tokens):
         turns = list(ways.items())
@@ -131,7 +131,7 @@ def measure(
             if repeat == 0 and tokens != lengths_tokens[-1]:
                 continue  # the longest alone fits connections and buffers to the link
             if threshold_tokens is not None:
-                pair.prompt.order(do="threshold", tokens=threshold_tokens)
+                pair.prefill.order(do="threshold", tokens=threshold_tokens)
             sent_bytes = link.sent_bytes()
             run = moved(pair, tokens, address)
             passed_bytes = link.sent_bytes() - sent_bytes
@@ -158,12 +158,12 @@ def moved(pair: Pair, tokens: int, address: dict[str, Any] | None) -> Run:
     began_s = time.monotonic()
     if address is not None:
         pair.submit(key, prompt, 2, address=address)
-        first = pair.prompt.result(f"p.{key}")
+        first = pair.prefill.result(f"p.{key}")
     else:
         first = pair.pull(key, prompt, 2)
-    arrived_s = pair.token.arrival_s(f"t.{key}")
-    pair.token.result(f"t.{key}")
-    for machine in (pair.prompt, pair.token):
+    arrived_s = pair.decode.arrival_s(f"d.{key}")
+    pair.decode.result(f"d.{key}")
+    for machine in (pair.prefill, pair.decode):
         machine.await_free()
         machine.forget()
     return Run(1e3 * (arrived_s - first["at_s"]), 1e3 * (first["at_s"] - began_s))

@@ -17,7 +17,7 @@ from phasesplit.vllm.settings import Settings
 from phasesplit.vllm.staging import HostDevice
 
 LAYERS, BLOCKS, BLOCK_TOKENS, LONGEST_TOKENS = 3, 24, 4, 32
-PATIENCE = {"lease_s": 2.0, "heartbeat_s": 0.2, "answer_s": 2.0, "transfer_s": 2.0}
+TIMEOUTS = {"lease_s": 2.0, "heartbeat_s": 0.2, "answer_s": 2.0, "transfer_s": 2.0}
 
 
 def layout(**changed: Any) -> KvLayout:
@@ -54,12 +54,12 @@ class Half:
         self.kv: NDArray[np.uint8] = random.integers(0, 256, (LAYERS, BLOCKS, kv_layout.block_bytes), np.uint8)
         self.scheduler = SchedulerHalf(BLOCK_TOKENS)
         given = Settings(
-            machine=name, epoch=1, sockets=str(directory), patience=PATIENCE, **({"threshold_tokens": 1} | settings)
+            machine=name, epoch=1, sockets=str(directory), timeouts=TIMEOUTS, **({"threshold_tokens": 1} | settings)
         )
         self.worker = worker_half(
             given, kv_layout, LONGEST_TOKENS, lambda pool: HostDevice(list(self.kv), pool.blocks), key=key
         )
-        self.slots, self.endpoint = self.worker._slots, self.worker._mover._endpoint
+        self.slots, self.endpoint = self.worker._slots, self.worker._transfers._endpoint
         self.sent: set[str] = set()
         self.received: set[str] = set()
         self.failed: set[str] = set()
@@ -109,7 +109,7 @@ class Half:
     def decode_leg(self, key: str, tokens: int, by: "Half", blocks: tuple[int, ...], cached: int = 0) -> Request:
         """Return a new request that waits, with its blocks, for KV of another machine."""
         request = Request(
-            f"t.{key}", tokens, {"do_remote_prefill": True, "key": key, "peer": by.name, "peer_epoch": by.epoch}
+            f"d.{key}", tokens, {"do_remote_prefill": True, "key": key, "peer": by.name, "peer_epoch": by.epoch}
         )
         self.scheduler.arrived(request)
         awaited = self.scheduler.awaited_tokens(request, cached)

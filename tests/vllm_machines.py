@@ -120,7 +120,7 @@ class Machine:
         end_s = time.monotonic() + within_s
         while name not in self._results:
             assert time.monotonic() < end_s, f"{name} does not end; {self.log.read_text()[-3000:]}"
-            self._hear(0.05)
+            self._read(0.05)
         return self._results.pop(name)
 
     def arrival_s(self, name: str) -> float:
@@ -128,7 +128,7 @@ class Machine:
         end_s = time.monotonic() + _ANSWER_S
         while name not in self._arrivals:
             assert time.monotonic() < end_s, f"no KV for {name}; {self.log.read_text()[-3000:]}"
-            self._hear(0.05)
+            self._read(0.05)
         return self._arrivals.pop(name)
 
     def disconnect(self, peer: str) -> None:
@@ -143,7 +143,7 @@ class Machine:
                 if kind in report and (key is None or report[kind] == key):
                     return report
             assert time.monotonic() < end_s, f"no {kind} {key or ''}: {self.reports}"
-            self._hear(0.01)
+            self._read(0.01)
 
     def await_free(self, within_s: float = _ANSWER_S) -> None:
         """Wait until every KV block is free and no request is left."""
@@ -172,9 +172,9 @@ class Machine:
                     self._answers.remove(answer)
                     return answer
             assert time.monotonic() < end_s, f"no answer; {self.log.read_text()[-3000:]}"
-            self._hear(0.05)
+            self._read(0.05)
 
-    def _hear(self, within_s: float) -> None:
+    def _read(self, within_s: float) -> None:
         assert self.process.stdout is not None
         ends = [self.process.stdout, *([self._line] if self._line is not None else [])]
         ready, _, _ = select.select(ends, [], [], within_s)
@@ -201,15 +201,15 @@ class Pair:
     """A prefill machine and a decode machine, and requests that both work on.
 
     Attributes:
-        prompt: The prefill machine.
-        token: The decode machine.
+        prefill: The prefill machine.
+        decode: The decode machine.
     """
 
-    def __init__(self, prompt: Machine, token: Machine) -> None:
-        self.prompt, self.token = prompt, token
+    def __init__(self, prefill: Machine, decode: Machine) -> None:
+        self.prefill, self.decode = prefill, decode
 
     def submit(
-        self, key: str, prompt: Sequence[int], most: int, *, sides: str = "pt", address: dict[str, Any] | None = None
+        self, key: str, prompt: Sequence[int], most: int, *, sides: str = "pd", address: dict[str, Any] | None = None
     ) -> None:
         """Send both legs of a request, at the same time.
 
@@ -217,23 +217,23 @@ class Pair:
             key: What both call it.
             prompt: Its prompt.
             most: Output tokens.
-            sides: `p` and `t`: the legs that are sent.
+            sides: `p` and `d`: the legs that are sent.
             address: Where the decode machine is, if not where it says.
         """
-        if "t" in sides:
-            kv = {"do_remote_prefill": True, "key": key, "peer": self.prompt.name, "peer_epoch": self.prompt.epoch}
-            self.token.order(do="add", id=f"t.{key}", prompt=list(prompt), most=most, kv=kv)
+        if "d" in sides:
+            kv = {"do_remote_prefill": True, "key": key, "peer": self.prefill.name, "peer_epoch": self.prefill.epoch}
+            self.decode.order(do="add", id=f"d.{key}", prompt=list(prompt), most=most, kv=kv)
         if "p" in sides:
             kv = {
-                "do_remote_decode": True, "key": key, "peer": self.token.name, "peer_epoch": self.token.epoch,
-                "address": address or self.token.address,
+                "do_remote_decode": True, "key": key, "peer": self.decode.name, "peer_epoch": self.decode.epoch,
+                "address": address or self.decode.address,
             }  # fmt: skip
-            self.prompt.order(do="add", id=f"p.{key}", prompt=list(prompt), most=1, kv=kv)
+            self.prefill.order(do="add", id=f"p.{key}", prompt=list(prompt), most=1, kv=kv)
 
     def split(self, key: str, prompt: Sequence[int], most: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return how both legs ended."""
         self.submit(key, prompt, most)
-        return self.prompt.result(f"p.{key}"), self.token.result(f"t.{key}")
+        return self.prefill.result(f"p.{key}"), self.decode.result(f"d.{key}")
 
     def whole(self, prompts: Mapping[str, Sequence[int]], most: int) -> dict[str, list[int]]:
         """Return the output of each prompt as one machine gives it, and let both forget that they had it.
@@ -242,7 +242,7 @@ class Pair:
         """
         found = {}
         for two in zip_longest(*[iter(prompts)] * 2):
-            at_work = {key: machine for key, machine in zip(two, (self.prompt, self.token), strict=True) if key}
+            at_work = {key: machine for key, machine in zip(two, (self.prefill, self.decode), strict=True) if key}
             for key, machine in at_work.items():
                 machine.order(do="add", id=f"w.{key}", prompt=list(prompts[key]), most=most)
             found |= {key: list(machine.result(f"w.{key}")["tokens"]) for key, machine in at_work.items()}
@@ -251,7 +251,7 @@ class Pair:
 
     def forget(self) -> None:
         """Empty both prefix caches."""
-        for machine in (self.prompt, self.token):
+        for machine in (self.prefill, self.decode):
             machine.forget()
 
     def pull(self, key: str, prompt: Sequence[int], most: int) -> dict[str, Any]:
@@ -260,14 +260,14 @@ class Pair:
             "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
             "remote_block_ids": None, "remote_host": None, "remote_port": None,
         }  # fmt: skip
-        self.prompt.order(do="add", id=f"p.{key}", prompt=list(prompt), most=1, kv=kv)
-        first = self.prompt.result(f"p.{key}")
-        self.token.order(do="add", id=f"t.{key}", prompt=list(prompt), most=most, kv=first["handover"])
+        self.prefill.order(do="add", id=f"p.{key}", prompt=list(prompt), most=1, kv=kv)
+        first = self.prefill.result(f"p.{key}")
+        self.decode.order(do="add", id=f"d.{key}", prompt=list(prompt), most=most, kv=first["handover"])
         return first
 
     def close(self) -> None:
         """End both."""
-        for machine in (self.prompt, self.token):
+        for machine in (self.prefill, self.decode):
             machine.close()
 
 
@@ -276,7 +276,7 @@ def started(directory: Path, **connector: Any) -> Iterator[Pair]:
     """Start a pair, and end it."""
     pair = Pair(*(Machine(name, directory, **connector) for name in ("prefill-0", "decode-0")))
     try:
-        for machine in (pair.prompt, pair.token):
+        for machine in (pair.prefill, pair.decode):
             machine.wait_up()
         yield pair
     finally:

@@ -80,10 +80,10 @@ class Machine:
 
             half = get_kv_transfer_group()._worker
             if what == "threshold":
-                half._mover.threshold_tokens = order["tokens"]
+                half._transfers.threshold_tokens = order["tokens"]
             else:
-                outgoing = half._mover._endpoint.outgoing
-                half._mover.do(lambda: outgoing.disconnect(order["peer"]))
+                outgoing = half._transfers._endpoint.outgoing
+                half._transfers.do(lambda: outgoing.disconnect(order["peer"]))
         elif what == "forget":
             self.tell({"forgot": self._llm.reset_prefix_cache()})
         elif what == "state":

@@ -26,7 +26,7 @@ LAYOUT = KvLayout(
 )
 LEAST_STAGING_BYTES = 2 * LAYERS * LAYOUT.block_bytes * (LONGEST_TOKENS // BLOCK_TOKENS)
 _TOKEN_BYTES = LAYOUT.block_bytes // BLOCK_TOKENS
-_PATIENCE = {"lease_s": 1.0, "heartbeat_s": 0.1, "answer_s": 5.0, "transfer_s": 2.0}
+TIMEOUTS = {"lease_s": 1.0, "heartbeat_s": 0.1, "answer_s": 5.0, "transfer_s": 2.0}
 
 
 def _hash(*parts: Any) -> bytes:
@@ -121,7 +121,7 @@ class Machine:
             return kind(list(self._kv), pool.blocks)
 
         settings = Settings(
-            machine=name, epoch=1, sockets=str(directory), patience=_PATIENCE, threshold_tokens=threshold_tokens,
+            machine=name, epoch=1, sockets=str(directory), timeouts=TIMEOUTS, threshold_tokens=threshold_tokens,
             staging_bytes=staging_bytes,
         )  # fmt: skip
         self.worker = worker_half(settings, LAYOUT, LONGEST_TOKENS, device)
@@ -134,7 +134,7 @@ class Machine:
     @property
     def address(self) -> dict[str, Any]:
         """Where it takes KV."""
-        return self.worker._mover._endpoint.address
+        return self.worker._transfers._endpoint.address
 
     @property
     def live(self) -> list[str]:
@@ -165,14 +165,14 @@ class Machine:
 
     def drop(self, key: str) -> None:
         """End a transfer as the gateway does."""
-        mover = self.worker._mover
-        mover.do(lambda: mover.sends.abort_key(key, "dropped"))
+        transfers = self.worker._transfers
+        transfers.do(lambda: transfers.sends.abort_key(key, "dropped"))
 
     def step(self) -> None:
         """Schedule and compute a step; an engine that schedules ahead hears of the one before only then."""
         self._in_flight.append(self._compute(self._scheduler.schedule()))
         while len(self._in_flight) > self._is_async:
-            self._hear()
+            self._read()
 
     def require_right_outputs(self) -> None:
         """Compare what came out with what follows from the prompts."""
@@ -182,15 +182,17 @@ class Machine:
 
     def held(self) -> dict[str, int]:
         """Return what is still held, by where; nothing once every request has ended."""
-        mover, half = self.worker._mover, self._scheduler.connector._scheduler
+        transfers, half = self.worker._transfers, self._scheduler.connector._scheduler
         found = {
             "vLLM's blocks": self._free_blocks - self._free(),
             "slots for KV that leaves": self.worker._slots.used,
-            "slots for KV that comes": mover._endpoint.free.used,
-            "leaving": len(self.worker._leaving) + len(mover.sends._leaving),
-            "coming": len(mover.receives._coming),
-            "orders": len(mover._endpoint.outgoing._orders),
-            "scheduler": sum(map(len, (half._sending, half._awaiting, half._taken, half._begun, half._unbegun))),
+            "slots for KV that comes": transfers._endpoint.free.used,
+            "leaving": len(self.worker._sends) + len(transfers.sends._sends),
+            "coming": len(transfers.receives._receives),
+            "orders": len(transfers._endpoint.outgoing._orders),
+            "scheduler": sum(
+                map(len, (half._sending, half._awaiting, half._receiving, half._started, half._not_started))
+            ),
         }
         return {place: count for place, count in found.items() if count}
 
@@ -249,7 +251,7 @@ class Machine:
         first = position % BLOCK_TOKENS * _TOKEN_BYTES
         return self._kv[layer, blocks[position // BLOCK_TOKENS], first : first + _TOKEN_BYTES]
 
-    def _hear(self) -> None:
+    def _read(self) -> None:
         for outputs in self._scheduler.update_from_output(*self._in_flight.popleft()).values():
             for output in outputs.outputs:
                 self.outputs[output.request_id] += output.new_token_ids

@@ -58,7 +58,7 @@ def legs(chance: random.Random, machines: list[Machine], key: str, shared: list[
     awaits = shared_words | {"do_remote_prefill": True, "peer": source.name}
     both: list[Callable[[], None]] = [
         partial(source.add, f"{key}.p", prompt, 1, sends),
-        partial(target.add, f"{key}.t", prompt, most, awaits),
+        partial(target.add, f"{key}.d", prompt, most, awaits),
     ]
     return chance.sample(both, chance.choices([2, 1], [9, 1])[0])
 

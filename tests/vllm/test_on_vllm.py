@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 MOST = 8
-PATIENCE = {"lease_s": 3.0, "heartbeat_s": 0.5, "answer_s": 5.0, "transfer_s": 20.0}
+TIMEOUTS = {"lease_s": 3.0, "heartbeat_s": 0.5, "answer_s": 5.0, "transfer_s": 20.0}
 KEY = {"PHASESPLIT_JOIN_KEY": "a key that both know"}
 EDGES = [
     tokens + around
@@ -38,14 +38,14 @@ LENGTHS = [*EDGES, 1, 2, 7, 12, 20, 40, 50, 77, 88, 100, 111, 130, 150, 200, 222
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Return two machines whose prefix caches and reports every test leaves as they are."""
-    with started(tmp_path_factory.mktemp("vllm"), patience=PATIENCE, environment=KEY) as machines:
+    with started(tmp_path_factory.mktemp("vllm"), timeouts=TIMEOUTS, environment=KEY) as machines:
         yield machines
 
 
 @contextmanager
 def another(name: str, directory: Path, **settings: Any) -> Iterator[Machine]:
     """Start a machine beside the pair, without waiting until it is up, and end it."""
-    machine = Machine(name, directory, patience=PATIENCE, environment=KEY, **settings)
+    machine = Machine(name, directory, timeouts=TIMEOUTS, environment=KEY, **settings)
     try:
         yield machine
     finally:
@@ -58,7 +58,7 @@ def _all_blocks_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "pair" in request.fixturenames:
         both: Pair = request.getfixturevalue("pair")
-        for machine in (both.prompt, both.token):
+        for machine in (both.prefill, both.decode):
             machine.await_free()
             machine.forget()
 
@@ -87,9 +87,9 @@ def test_prefix_hits_change_nothing(pair: Pair, on_prefill: int, on_decode: int)
     """Wrong if KV from a prefix cache, of none, some or all of the blocks on either side, is mixed up with KV sent."""
     shared, end = prompt_of(5 * BLOCK_TOKENS, 3), prompt_of(50, 4)
     prompt, name = shared + end, f"{on_prefill}{on_decode}"
-    whole = pair.token.whole(f"w{name}", prompt, MOST)
-    pair.token.forget()
-    for machine, hit in ((pair.prompt, on_prefill), (pair.token, on_decode)):
+    whole = pair.decode.whole(f"w{name}", prompt, MOST)
+    pair.decode.forget()
+    for machine, hit in ((pair.prefill, on_prefill), (pair.decode, on_decode)):
         if hit:
             machine.whole(f"{machine.name}{name}", prompt if hit == 2 else shared + prompt_of(20, 5), 2)
     first, rest = pair.split(f"h{name}", prompt, MOST)
@@ -104,32 +104,32 @@ def test_many_at_once(pair: Pair) -> None:
     whole = pair.whole(prompts, MOST)
     for key, prompt in prompts.items():
         pair.submit(key, prompt, MOST)
-    assert {key: pair.token.result(f"t.{key}")["tokens"] for key in prompts} == whole
+    assert {key: pair.decode.result(f"d.{key}")["tokens"] for key in prompts} == whole
     for key in prompts:
-        pair.prompt.result(f"p.{key}")
+        pair.prefill.result(f"p.{key}")
 
 
-@pytest.mark.parametrize("who", ["prompt", "token", "both"])
+@pytest.mark.parametrize("who", ["prefill", "decode", "both"])
 @pytest.mark.parametrize("when", ["before", "computing", "after"])
 def test_aborts(pair: Pair, who: str, when: str) -> None:
-    """Wrong if giving a request up, on either side and in any state, leaves blocks held or stops a machine."""
+    """Wrong if an abort, on either side and in any state, leaves blocks held or stops a machine."""
     key, prompt = f"a-{who}-{when}", prompt_of(800 if when == "computing" else 200, 6)
-    sides = {"before": "t" if who == "token" else "p", "computing": "pt", "after": "pt"}[when]
+    sides = {"before": "d" if who == "decode" else "p", "computing": "pd", "after": "pd"}[when]
     if when == "before":
         # Another prompt is computed first, so this one has not begun.
-        pair.prompt.order(do="add", id=f"other-{key}", prompt=prompt_of(600, 7), most=1)
+        pair.prefill.order(do="add", id=f"other-{key}", prompt=prompt_of(600, 7), most=1)
     pair.submit(key, prompt, 40, sides=sides)
     if when == "computing":
-        pair.prompt.await_report("prefill_started", key)
+        pair.prefill.await_report("prefill_started", key)
     elif when == "after":
-        pair.token.await_report("kv_ready", key)
-    if who in ("prompt", "both"):
-        pair.prompt.order(do="abort", id=f"p.{key}")
-    if who in ("token", "both"):
-        pair.token.order(do="abort", id=f"t.{key}")
+        pair.decode.await_report("kv_ready", key)
+    if who in ("prefill", "both"):
+        pair.prefill.order(do="abort", id=f"p.{key}")
+    if who in ("decode", "both"):
+        pair.decode.order(do="abort", id=f"d.{key}")
     elif when != "before":
         # It goes on: behind the KV that came, or by computing the prompt itself.
-        result = pair.token.result(f"t.{key}")
+        result = pair.decode.result(f"d.{key}")
         assert len(result["tokens"]) == 40
         assert result["computed"] >= (len(prompt) if when == "computing" else 40)
 
@@ -137,19 +137,19 @@ def test_aborts(pair: Pair, who: str, when: str) -> None:
 def test_kv_that_nobody_takes_goes(pair: Pair) -> None:
     """Wrong if a prefill machine keeps KV for a request that the gateway has given up."""
     pair.submit("nobody", prompt_of(100, 9), MOST, sides="p")
-    pair.prompt.result("p.nobody")
-    assert pair.prompt.state()["free"] < pair.prompt.free
-    pair.prompt.abort_key("nobody")
-    pair.prompt.await_report("gone", "nobody")
+    pair.prefill.result("p.nobody")
+    assert pair.prefill.state()["free"] < pair.prefill.free
+    pair.prefill.abort_key("nobody")
+    pair.prefill.await_report("gone", "nobody")
 
 
 def test_kv_that_never_comes_is_computed(pair: Pair) -> None:
     """Wrong if a decode machine waits for ever, or answers from blocks that hold nothing."""
     prompt = prompt_of(100, 10)
-    whole = pair.token.whole("w-never", prompt, MOST)
-    pair.token.forget()
-    pair.submit("never", prompt, MOST, sides="t")
-    result = pair.token.result("t.never")
+    whole = pair.decode.whole("w-never", prompt, MOST)
+    pair.decode.forget()
+    pair.submit("never", prompt, MOST, sides="d")
+    result = pair.decode.result("d.never")
     assert (result["tokens"], result["computed"]) == (whole, len(prompt) + MOST - 1)
 
 
@@ -157,10 +157,10 @@ def test_a_full_cache_preempts_and_still_answers(pair: Pair, tmp_path: Path) -> 
     """Wrong if a request that loses its blocks after its KV came hangs, or goes on from KV that is gone."""
     with another("small-0", tmp_path, vllm={"num_gpu_blocks_override": CONTEXT_TOKENS // BLOCK_TOKENS + 1}) as small:
         small.wait_up()
-        tight = Pair(pair.prompt, small)
+        tight = Pair(pair.prefill, small)
         prompts = {f"f{number}": prompt_of(230, 40 + number) for number in range(4)}
         whole = tight.whole(prompts, 40)
-        for side, machine in (("p", pair.prompt), ("t", small)):  # all prompts first, so that all texts grow at once
+        for side, machine in (("p", pair.prefill), ("d", small)):  # all prompts first, so that all texts grow at once
             for key, prompt in prompts.items():
                 tight.submit(key, prompt, 40, sides=side)
             results = {key: machine.result(f"{side}.{key}") for key in prompts}
@@ -183,28 +183,28 @@ def test_kv_of_another_layout_is_refused(pair: Pair, tmp_path: Path) -> None:
             (half, "layout dtype: ours is 'float32', the peer's is 'bfloat16'"),
         ):
             other.wait_up()
-            Pair(other, pair.token).submit(other.name, prompt, MOST)
+            Pair(other, pair.decode).submit(other.name, prompt, MOST)
             assert why in other.await_report("gone", other.name)["why"]
-            result = pair.token.result(f"t.{other.name}")
+            result = pair.decode.result(f"d.{other.name}")
             assert (result["tokens"], result["computed"]) == (whole, len(prompt) + MOST - 1)
             other.result(f"p.{other.name}")
             other.await_free()
-            pair.token.forget()
+            pair.decode.forget()
 
 
-def test_a_killed_prompt_machine_and_its_next_life(pair: Pair, tmp_path: Path) -> None:
+def test_a_killed_prefill_machine_and_its_next_life(pair: Pair, tmp_path: Path) -> None:
     """Wrong if its death in mid-transfer shows in the text, or its next start is not told from the last."""
     prompt = prompt_of(900, 11)
-    whole = pair.token.whole("w", prompt, MOST)
-    pair.token.forget()
+    whole = pair.decode.whole("w", prompt, MOST)
+    pair.decode.forget()
     pair.submit("killed", prompt, MOST)
-    pair.prompt.await_report("prefill_started", "killed")
-    pair.prompt.close()
+    pair.prefill.await_report("prefill_started", "killed")
+    pair.prefill.close()
     # From here on it is the pair's, whichever test comes next.
-    pair.prompt = Machine("prefill-0", tmp_path, epoch=pair.prompt.epoch + 1, patience=PATIENCE, environment=KEY)
-    assert pair.token.result("t.killed")["tokens"] == whole
-    pair.token.await_free()
-    pair.token.forget()
-    pair.prompt.wait_up()
+    pair.prefill = Machine("prefill-0", tmp_path, epoch=pair.prefill.epoch + 1, timeouts=TIMEOUTS, environment=KEY)
+    assert pair.decode.result("d.killed")["tokens"] == whole
+    pair.decode.await_free()
+    pair.decode.forget()
+    pair.prefill.wait_up()
     first, rest = pair.split("next", prompt, MOST)
     assert (first["tokens"], rest["tokens"], rest["computed"]) == (whole[:1], whole, MOST)

@@ -30,9 +30,9 @@ def test_a_report_that_is_too_long_is_lost(line: Line) -> None:
     """Wrong if one report ends the thread that moves KV, or is cut where it is read and ends the reader."""
     reports, other = line
     for size in (LONGEST_BYTES, 300_000):
-        reports.tell({"gone": "k" * size})
+        reports.send({"gone": "k" * size})
     longest = {"gone": "\N{SNOWMAN}" * LONGEST_NAME, "why": "\N{SNOWMAN}" * LONGEST_NAME}
-    reports.tell(longest)
+    reports.send(longest)
     assert json.loads(other.recv(LONGEST_BYTES)) == longest
 
 
@@ -40,8 +40,8 @@ def test_a_report_that_nobody_reads_is_lost(line: Line) -> None:
     """Wrong if a process that is slow to listen, or gone, raises in the model's thread."""
     reports, other = line
     for number in range(10_000):
-        reports.tell({"kv_left": f"k{number}"})
+        reports.send({"kv_left": f"k{number}"})
     other.close()
-    reports.tell({"kv_left": "k"})
+    reports.send({"kv_left": "k"})
     with pytest.raises(ConnectionError):
         reports.orders()

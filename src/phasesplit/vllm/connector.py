@@ -1,6 +1,7 @@
 """The class that vLLM loads: `--kv-transfer-config '{"kv_connector": "PhaseSplitConnector", ...}'`, see docs/vllm.md.
 
-Every call goes to one of two halves, which know nothing of vLLM; this file knows nothing else.
+Every call goes to one of two halves, which do not depend on vLLM: the scheduler's (`scheduler_half`) and the model's
+(`worker_half`). A step's orders go from the one to the other as `Orders`.
 """
 
 import json
@@ -113,7 +114,7 @@ class PhaseSplitConnector(KVConnectorBase_V1):
     # Where the model runs.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Learn where vLLM's blocks are, and begin to listen."""
+        """Take vLLM's blocks, and begin to listen."""
         names, blocks = list(self._kv_cache_config.kv_cache_groups[0].layer_names), self._kv_cache_config.num_blocks
         rows = [rows_of(kv_caches[name], blocks, name) for name in names]
         layout = _layout(self._vllm_config, self._settings, self._spec, kv_caches[names[0]], names)
@@ -134,7 +135,7 @@ class PhaseSplitConnector(KVConnectorBase_V1):
         )
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Take the orders of a step: those who wait are announced before the step is computed."""
+        """Take the orders of a step, before it is computed."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None and isinstance(connector_metadata, Orders):
             self._worker.begin(connector_metadata.step)
@@ -166,7 +167,7 @@ class PhaseSplitConnector(KVConnectorBase_V1):
         return KVConnectorTransferResults(ended.sent, ended.received, ended.failed)
 
     def shutdown(self) -> None:
-        """End what was begun."""
+        """End all transfers and close the sockets."""
         if self._worker is not None:
             self._worker.close()
 
@@ -188,7 +189,7 @@ def _require_known(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") 
             "tensor_parallel_size, pipeline_parallel_size and prefill_context_parallel_size: allowed is 1 with this"
             " connector, which sends the KV of one process"
         )
-    # A rank may have been told that it is alone; its engine's name still says which one it is.
+    # A rank's settings may say that it is alone; its engine's name still says which one it is.
     # Source: vllm/v1/engine/core.py, EngineCoreProc.run_engine_core.
     is_rank = str(transfer.engine_id).endswith(f"_dp{parallel.data_parallel_index}")
     if parallel.data_parallel_size != 1 or is_rank:
@@ -227,20 +228,20 @@ def _layout(
 
 
 def _loaded_as(model: "ModelConfig") -> str:
-    """Return what vLLM is told to make of the weights, equal in every process that is told the same.
+    """Return how vLLM loads the weights, as a text that is equal in every process with the same settings.
 
     `ModelConfig.compute_hash` is no such text: it differs with the directory and with `max_model_len`.
     """
     overrides = model.hf_overrides
-    told = [model.quantization, model.quantization_config, getattr(overrides, "__qualname__", overrides)]
-    return json.dumps(told, sort_keys=True, default=str)
+    loading = [model.quantization, model.quantization_config, getattr(overrides, "__qualname__", overrides)]
+    return json.dumps(loading, sort_keys=True, default=str)
 
 
 def _packing(vllm_config: "VllmConfig", spec: AttentionSpec, device: torch.device, names: Sequence[str]) -> str:
-    """Return what decides how numbers lie in a block, beside its shape and the order of its axes.
+    """Return what decides how numbers lie in a block, in addition to its shape and the order of its axes.
 
     CUDA's backends write each number where the axes say, whatever the GPU: machines with GPUs of different generations
-    understand each other as long as they run the same backend. CPUs and ROCm have backends with several packings.
+    can exchange KV if they run the same backend. CPUs and ROCm have backends with several packings.
 
     Source: vllm 0.32, v1/attention/backends: flash_attn.py, `do_kv_cache_update`; cpu_attn.py, `_get_attn_isa`, whose
     packings are compiled for the host's instructions; rocm_aiter_fa.py, `is_shuffle_kv_cache_enabled`. What

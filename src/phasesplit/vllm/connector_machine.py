@@ -21,12 +21,12 @@ from phasesplit.vllm.staging import Device, Slots, slots_for
 from phasesplit.vllm.transfer_thread import TransferThread
 from phasesplit.vllm.worker_half import WorkerHalf
 
-_STRETCHES, _STRETCH_BYTES = 16, 1 << 16
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 """What is read of each file of weights: at most 1 MiB, from its start to its end."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 """Source: vllm 0.32, model_executor/model_loader/default_loader.py; GGUF is read by plugins."""
 _LINK_ROUNDS, _LINK_S = 30, 1.0
-"""Little beside vLLM's own start, during which others of the host keep its processors busy."""
+"""Little next to vLLM's own start, during which others of the host keep its processors busy."""
 _USUAL_PROMPTS, _LEAST_PROMPTS = 4, 2
 _PINNED_BYTES = 8 << 30
 """What pinned memory is taken for more than the fewest prompts: the system cannot use it meanwhile. Source: ours."""
@@ -44,7 +44,7 @@ def worker_half(
     """Return the connector's half where the model runs, listening.
 
     Args:
-        settings: What the connector is told.
+        settings: The connector's.
         layout: vLLM's KV blocks.
         longest_tokens: Tokens of the longest prompt, >= 1.
         device_over: Makes the device from the staging slots.
@@ -53,7 +53,7 @@ def worker_half(
 
     Raises:
         TransferError: The staging memory is too small, or more than the device can have.
-        OSError: It cannot listen, or nobody listens for its reports.
+        OSError: It cannot listen, or no worker listens for its reports.
     """
     slot_bytes = layout.layers * layout.block_bytes
     longest_bytes = layout.blocks_for(longest_tokens) * slot_bytes
@@ -69,22 +69,22 @@ def worker_half(
         tcp=_listening(settings, settings.transfer_port),
         nixl=_listening(settings, settings.nixl_port),
         clock=time.monotonic,
-        patience=TransferTimeouts(**(settings.patience or {})),
+        patience=TransferTimeouts(**(settings.timeouts or {})),
         secret=key,
     )
     reports, threshold_tokens = Reports(settings.reports), settings.threshold_tokens
-    if reports.is_wanted:
+    if reports.is_connected:
         link = measure_link(
             endpoint, transport="unix" if settings.sockets is not None else "tcp", rounds=_LINK_ROUNDS, enough_s=_LINK_S
         )
         endpoint.outgoing.sent = Sent()  # what was sent to measure is no traffic
         hello = {"layout": asdict(layout), "address": endpoint.address, "link": asdict(link), "staging_slots": count}
-        reports.tell({"hello": hello | {"threshold_tokens": threshold_tokens}})
+        reports.send({"hello": hello | {"threshold_tokens": threshold_tokens}})
     slots = Slots(count, count)
-    mover = TransferThread(
+    transfers = TransferThread(
         endpoint, device, slots, reports, USUAL_THRESHOLD_TOKENS if threshold_tokens is None else threshold_tokens
     )
-    return WorkerHalf(mover, device, slots, reports, layout)
+    return WorkerHalf(transfers, device, slots, reports, layout)
 
 
 def _listening(settings: Settings, port: int | None) -> tuple[str, int] | None:
@@ -101,7 +101,7 @@ def join_key(environment: Mapping[str, str]) -> bytes | None:
 
 
 def usual_staging_bytes(longest_bytes: int, *, is_pinned: bool) -> int:
-    """Return how much staging memory there is where nobody says: for both shares, as many of the longest prompts.
+    """Return the default size of staging memory: for both shares, as many of the longest prompts.
 
     Args:
         longest_bytes: KV of the longest prompt, in whole blocks.
@@ -143,11 +143,11 @@ def weights_text(model: str, revision: str | None, *, loaded_as: str = "") -> st
             digest.update(f"{path.name} {size_bytes} ".encode())
             for start in _starts(size_bytes):
                 file.seek(start)
-                digest.update(file.read(_STRETCH_BYTES))
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
 
 
 def _starts(size_bytes: int) -> Sequence[int]:
-    """Return where the stretches of a file begin that are read: evenly from its first byte to its last."""
-    last = max(0, size_bytes - _STRETCH_BYTES)
-    return sorted({last * number // (_STRETCHES - 1) for number in range(_STRETCHES)})
+    """Return where the samples of a file begin: evenly from its first byte to its last."""
+    last = max(0, size_bytes - _SAMPLE_BYTES)
+    return sorted({last * number // (_SAMPLES - 1) for number in range(_SAMPLES)})

@@ -46,7 +46,7 @@ def device_of(rows: Sequence[torch.Tensor], pool: SharedPool) -> Device:
 
 
 class AcceleratorDevice:
-    """KV blocks in the memory of a GPU. Copies go through a stream of their own, beside the one that computes.
+    """KV blocks in the memory of a GPU. Copies go through streams of their own.
 
     Not verified on a GPU: see docs/vllm.md.
 

@@ -1,8 +1,9 @@
-"""The line between the process that computes and the one that speaks for it to the gateway.
+"""The connection between the process that computes and the worker process that reports for it to the gateway.
 
-A Unix socket that keeps the borders of messages; each is a JSON object. Up go the machine's KV layout, its address and
-its link as measured (`{"hello": ...}`), what happens to keys (`prefill_started`, `kv_ready`, `kv_left`, `gone`,
-`missed`) and figures (`{"moved": ...}`); down come `{"abort": key}` and `{"threshold_tokens": tokens}`.
+A Unix socket that keeps the borders of messages; each is a JSON object. The connector sends the machine's KV layout,
+its address and its link as measured (`{"hello": ...}`), what happens to keys (`prefill_started`, `kv_ready`, `kv_left`,
+`gone`, `missed`) and figures (`{"transfers": ...}`). The worker sends `{"abort": key}` and
+`{"threshold_tokens": tokens}`.
 """
 
 import json
@@ -16,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 class Reports:
-    """The computing end of the line.
+    """The connector's end.
 
     Args:
-        path: Where the other end listens; None: nobody wants to know.
+        path: Where the worker listens; None: there is none, and reports are dropped.
 
     Raises:
         OSError: Nobody listens there.
@@ -33,14 +34,14 @@ class Reports:
             self._socket.setblocking(False)
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether there is somebody to tell."""
+    def is_connected(self) -> bool:
+        """Whether there is a worker to report to."""
         return self._socket is not None
 
-    def tell(self, report: dict[str, Any]) -> None:
+    def send(self, report: dict[str, Any]) -> None:
         """Send a report; one that cannot be sent now is lost, for computing does not wait for it.
 
-        That the other end is gone shows in `orders`.
+        `orders` raises when the other end is gone.
         """
         if self._socket is None:
             return
@@ -54,7 +55,7 @@ class Reports:
             _log.warning("a report is lost: %s: %s", problem, text[:80])
 
     def orders(self) -> list[dict[str, Any]]:
-        """Return what has come down.
+        """Return the worker's orders since the last call.
 
         Raises:
             ConnectionError: The other end is gone.
@@ -66,15 +67,15 @@ class Reports:
             except BlockingIOError:
                 break
             if not text:
-                raise ConnectionResetError("the process that speaks for this machine is gone")
+                raise ConnectionResetError("the process that reports for this machine is gone")
             found.append(json.loads(text))
         return found
 
     def fileno(self) -> int:
-        """Return a descriptor to wait for, -1 where there is none."""
+        """Return a descriptor to wait for, -1 if there is none."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def close(self) -> None:
-        """Close the line."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()

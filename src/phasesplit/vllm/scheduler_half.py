@@ -1,12 +1,15 @@
 """The connector in vLLM's scheduler: which requests send KV or wait for it, and what each step has to do about that.
 
-It sees vLLM's objects through the few attributes named here, so that it can be tested without vLLM.
+1. `arrived`: the request's `kv_transfer_params` are read. A `SendOrder` goes out with the next step, long before the
+   prompt is computed, so that both machines prepare the transfer.
+2. `awaited_tokens`, `allocated`: a request of the decode machine gets its blocks and waits. Its `ReceiveOrder` goes
+   out.
+3. `step`: everything that was ordered since the last step, and the blocks that this step makes final, as plain values:
+   vLLM holds the scheduler and the model in different processes, and only `StepOrders` passes from one to the other.
+4. `finished`: vLLM keeps the blocks of a computed prompt until its KV has left; other ends abort the transfer.
 
-What vLLM's scheduler orders from the processes that compute: plain values, sent along with each step.
-
-vLLM holds the scheduler and the model in different processes, and only this passes from the one to the other.
-
-What a request says of its KV, read: `kv_transfer_params` comes from outside, and a mistake there ends no engine.
+vLLM's objects are seen through the few attributes named here, so that this can be tested without vLLM. The parameters
+come from outside: a mistake in them is logged, and the request is served whole.
 """
 
 import logging
@@ -20,9 +23,17 @@ from phasesplit.domain.machine import blocks_for
 from phasesplit.protocol.completions import OpenTransferFields
 from phasesplit.protocol.openai_errors import of_validation
 
+BlockIds = Callable[[str], Sequence[int]]
+"""From vLLM's name of a request to its blocks."""
+
+_log = logging.getLogger(__name__)
+_SERVED_WHOLE = "kv_transfer_params: %s; the request is served whole"
+_COMPUTED = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"})
+"""Ends of a request that leave KV worth sending. Source: vllm/v1/request.py, RequestStatus."""
+
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendOrder:
     """A request whose KV will leave once its prompt is computed.
 
     Attributes:
@@ -30,7 +41,7 @@ class Send:
         key: What both machines call it.
         peer: Machine that takes the KV.
         peer_epoch: Its epoch.
-        address: Where it is, as `transfer.links.Address`.
+        address: Where it is, as `kv_transfer.outgoing.Address`.
         tokens: Tokens of the prompt, >= 1.
     """
 
@@ -43,7 +54,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class ReceiveOrder:
     """A request that waits, with its blocks, for KV from another machine.
 
     Attributes:
@@ -86,47 +97,43 @@ class StepOrders:
 
     Attributes:
         sends: Requests whose KV will leave, new ones.
-        takes: Requests that wait for KV, new ones.
+        receives: Requests that wait for KV, new ones.
         pieces: Prompts of this step.
         computed: Requests whose prefill is over; vLLM keeps their blocks until they are reported as sent.
-        given_up: Requests that ended before.
+        aborted: Requests that ended before.
         started: Keys of requests served whole whose prefill begins.
         computes: Whether the step computes anything.
     """
 
-    sends: tuple[Send, ...] = ()
-    takes: tuple[Take, ...] = ()
+    sends: tuple[SendOrder, ...] = ()
+    receives: tuple[ReceiveOrder, ...] = ()
     pieces: tuple[PromptPiece, ...] = ()
     computed: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    given_up: tuple[str, ...] = ()
+    aborted: tuple[str, ...] = ()
     started: tuple[str, ...] = ()
     computes: bool = True
 
 
-_log = logging.getLogger(__name__)
-_WHOLE = "kv_transfer_params: %s; the request is served whole"
-
-
-class Wishes(NamedTuple):
-    """What becomes of a request's KV.
+class KvParams(NamedTuple):
+    """The `kv_transfer_params` of a split request.
 
     Attributes:
-        leaves: It goes to another machine; False: it comes from one.
+        sends: Its KV goes to another machine; False: it comes from one.
         key: What both machines call the request.
         peer: The other machine.
         peer_epoch: Its epoch.
         address: Where it is; empty where KV comes.
     """
 
-    leaves: bool
+    sends: bool
     key: str
     peer: str
     peer_epoch: int
     address: Mapping[str, Any]
 
 
-def read_wishes(params: object) -> Wishes | None:
-    """Return what a request says of its KV, None where it is to be served whole, or says it wrong.
+def read_kv_params(params: object) -> KvParams | None:
+    """Return the parameters of a split request; None of one that is served whole, or whose parameters are wrong.
 
     Args:
         params: Its `kv_transfer_params`: a mapping, or whatever else a client may have sent.
@@ -136,21 +143,23 @@ def read_wishes(params: object) -> Wishes | None:
     try:
         fields = OpenTransferFields.model_validate(dict(params))
     except ValidationError as error:
-        _log.warning(_WHOLE, of_validation(error))
+        _log.warning(_SERVED_WHOLE, of_validation(error))
         return None
     key, peer, epoch, address = fields.key, fields.peer, fields.peer_epoch, fields.address
     if key is None or peer is None or epoch is None or (fields.do_remote_decode and not address):
         needed = {"key": key, "peer": peer, "peer_epoch": epoch, "address": address}
-        _log.warning(_WHOLE, f"{next(name for name, value in needed.items() if not value and value != 0)} is required")
+        _log.warning(
+            _SERVED_WHOLE, f"{next(name for name, value in needed.items() if not value and value != 0)} is required"
+        )
         return None
-    return Wishes(bool(fields.do_remote_decode), key, peer, epoch, address or {})
+    return KvParams(bool(fields.do_remote_decode), key, peer, epoch, address or {})
 
 
 def key_of_whole(params: object) -> str | None:
-    """Return what its sender calls a request that is to be served whole; None of others, and where it does not say.
+    """Return the key of a request that is served whole; None of a split request, and if there is no key.
 
     Args:
-        params: As for `read_wishes`.
+        params: As for `read_kv_params`.
     """
     if not isinstance(params, Mapping) or _is_split(params):
         return None
@@ -162,13 +171,6 @@ def key_of_whole(params: object) -> str | None:
 
 def _is_split(params: Mapping[str, Any]) -> bool:
     return bool(params.get("do_remote_decode") or params.get("do_remote_prefill"))
-
-
-BlockIds = Callable[[str], Sequence[int]]
-"""From vLLM's name of a request to its blocks."""
-
-_COMPUTED = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"})
-"""Ends of a request that leave KV worth sending. Source: vllm/v1/request.py, RequestStatus."""
 
 
 class Status(Protocol):
@@ -192,7 +194,7 @@ class Request(Protocol):
 
     @property
     def kv_transfer_params(self) -> object:
-        """What its sender says of its KV: a mapping, or whatever else it sent."""
+        """Its `kv_transfer_params`: a mapping, or whatever else a client sent."""
 
     @property
     def status(self) -> Status:
@@ -209,29 +211,29 @@ class SchedulerHalf:
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._sending: dict[str, int] = {}  # tokens of the prompt
-        self._begun: set[str] = set()
-        self._unbegun: dict[str, str] = {}  # keys of requests served whole
-        self._awaiting: dict[str, Wishes] = {}
-        self._taken: set[str] = set()
-        self._sends: list[Send] = []
-        self._takes: list[Take] = []
+        self._started: set[str] = set()
+        self._not_started: dict[str, str] = {}  # keys of requests served whole
+        self._awaiting: dict[str, KvParams] = {}
+        self._receiving: set[str] = set()
+        self._sends: list[SendOrder] = []
+        self._receives: list[ReceiveOrder] = []
         self._computed: list[tuple[str, tuple[int, ...]]] = []
-        self._given_up: list[str] = []
+        self._aborted: list[str] = []
 
     def arrived(self, request: Request) -> None:
-        """Take note of a new request; one whose KV will leave is announced at once, long before its turn comes."""
+        """Record a new request; one whose KV will leave is ordered at once, long before it is scheduled."""
         name, tokens = request.request_id, request.num_prompt_tokens
-        wishes = read_wishes(request.kv_transfer_params)
-        if wishes is None:
+        params = read_kv_params(request.kv_transfer_params)
+        if params is None:
             key = key_of_whole(request.kv_transfer_params)
             if key is not None:
-                self._unbegun[name] = key
+                self._not_started[name] = key
             return
-        if wishes.leaves:
+        if params.sends:
             self._sending[name] = tokens
-            self._sends.append(Send(name, wishes.key, wishes.peer, wishes.peer_epoch, wishes.address, tokens))
+            self._sends.append(SendOrder(name, params.key, params.peer, params.peer_epoch, params.address, tokens))
         else:
-            self._awaiting[name] = wishes
+            self._awaiting[name] = params
 
     def awaited_tokens(self, request: Request, computed: int) -> int:
         """Return how many tokens of a prompt come from another machine; 0 of a request that has had its KV.
@@ -245,23 +247,23 @@ class SchedulerHalf:
         return max(0, request.num_prompt_tokens - computed) if awaits else 0
 
     def allocated(self, request: Request, blocks: Sequence[int], awaited: int) -> None:
-        """Take note that a request has its blocks.
+        """Record that a request has its blocks.
 
         Args:
             request: The request.
             blocks: All of its blocks.
             awaited: Tokens that come from another machine.
         """
-        wishes = self._awaiting.pop(request.request_id, None) if awaited else None
-        if wishes is None:
+        params = self._awaiting.pop(request.request_id, None) if awaited else None
+        if params is None:
             return
         tokens = request.num_prompt_tokens
-        self._taken.add(request.request_id)
-        self._takes.append(
-            Take(
+        self._receiving.add(request.request_id)
+        self._receives.append(
+            ReceiveOrder(
                 request.request_id,
-                wishes.key,
-                wishes.peer,
+                params.key,
+                params.peer,
                 tokens,
                 tuple(blocks[: self._blocks_for(tokens)]),
                 (tokens - awaited) // self._block_tokens,
@@ -271,7 +273,7 @@ class SchedulerHalf:
     def step(
         self, scheduled: Mapping[str, int], computed: Iterable[tuple[str, int]], block_ids: BlockIds
     ) -> StepOrders:
-        """Return what a step has to do, and forget that it was to be done.
+        """Return what a step has to do, once.
 
         Args:
             scheduled: Tokens that the step computes, by request.
@@ -286,42 +288,42 @@ class SchedulerHalf:
             end = done + scheduled[name]
             # A block that is not full is final only with the last token of the prompt.
             final = self._blocks_for(tokens) if end >= tokens else end // self._block_tokens
-            pieces.append(PromptPiece(name, tuple(block_ids(name)), final, name not in self._begun))
-            self._begun.add(name)
+            pieces.append(PromptPiece(name, tuple(block_ids(name)), final, name not in self._started))
+            self._started.add(name)
         step = StepOrders(
             tuple(self._sends),
-            tuple(self._takes),
+            tuple(self._receives),
             tuple(pieces),
             tuple(self._computed),
-            tuple(self._given_up),
-            tuple(self._unbegun.pop(name) for name in scheduled if name in self._unbegun),
+            tuple(self._aborted),
+            tuple(self._not_started.pop(name) for name in scheduled if name in self._not_started),
             any(scheduled.values()),
         )
-        for done_with in (self._sends, self._takes, self._computed, self._given_up):
-            done_with.clear()
+        for handed_out in (self._sends, self._receives, self._computed, self._aborted):
+            handed_out.clear()
         return step
 
     def finished(self, request: Request, blocks: Sequence[int]) -> bool:
-        """Take note of the end of a request; return whether its blocks are still needed.
+        """Record the end of a request; return whether its blocks are still needed.
 
         Args:
             request: The request.
             blocks: Its blocks.
         """
         name = request.request_id
-        self._begun.discard(name)
-        self._unbegun.pop(name, None)
+        self._started.discard(name)
+        self._not_started.pop(name, None)
         self._awaiting.pop(name, None)
-        if name in self._taken:
-            self._taken.discard(name)
-            self._given_up.append(name)
+        if name in self._receiving:
+            self._receiving.discard(name)
+            self._aborted.append(name)
         tokens = self._sending.pop(name, None)
         if tokens is None:
             return False
         if request.status.name in _COMPUTED and len(blocks) >= self._blocks_for(tokens):
             self._computed.append((name, tuple(blocks[: self._blocks_for(tokens)])))
             return True
-        self._given_up.append(name)
+        self._aborted.append(name)
         return False
 
     def _blocks_for(self, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""What the connector is told: `kv_connector_extra_config` of vLLM's `--kv-transfer-config`."""
+"""The connector's settings: `kv_connector_extra_config` of vLLM's `--kv-transfer-config`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,7 +7,7 @@ from typing import Any
 from phasesplit.errors import TransferError
 
 USUAL_THRESHOLD_TOKENS = 256
-"""Shortest prompt that leaves layer by layer where nobody sets it, and nobody measures. Source: assumed."""
+"""Shortest prompt that leaves layer by layer if nobody sets or measures it. Source: assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +21,14 @@ class Settings:
         transfer_host: Address, as a number, at which other hosts reach its KV; None: they do not.
         transfer_port: Port of the same; 0 takes any free one.
         nixl_port: Port for machines that have NIXL too, at the same address; 0 takes any free one; None: no NIXL.
-        reports: Path of the Unix socket of the process that speaks for it; None: nobody does.
+        reports: Path of the Unix socket of the worker that reports for it; None: there is none.
         model: Text that is equal where weights are; empty: made from parts of the model's files, or from its name.
         staging_bytes: Memory of the host between vLLM's blocks and the wire; 0: room for two prompts of the longest
-            length that leave and two that come in, and beside a GPU, which has all of it pinned at once, at most 8 GiB
+            length that leave and two that come in, and with a GPU, which has all of it pinned at once, at most 8 GiB
             unless one of each needs more.
-        threshold_tokens: The shortest prompt that leaves layer by layer, >= 0; None: what the process that speaks for
-            the machine makes of its measurements, and `USUAL_THRESHOLD_TOKENS` until then.
-        patience: Seconds by name, for `transfer.timing.Patience`.
+        threshold_tokens: The shortest prompt that leaves layer by layer, >= 0; None: what its worker derives from
+            measurements, and `USUAL_THRESHOLD_TOKENS` until then.
+        timeouts: Seconds by name, for `kv_transfer.messages.TransferTimeouts`.
     """
 
     machine: str
@@ -41,7 +41,7 @@ class Settings:
     model: str = ""
     staging_bytes: int = 0
     threshold_tokens: int | None = None
-    patience: Mapping[str, float] | None = None
+    timeouts: Mapping[str, float] | None = None
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> "Settings":

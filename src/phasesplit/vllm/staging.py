@@ -1,4 +1,4 @@
-"""Memory between vLLM's KV blocks and the wire: what is on its way out, and what has come in, lies here.
+"""Staging slots: memory between vLLM's KV blocks and the network, for KV that leaves and KV that has come in.
 
 vLLM owns its KV memory, and on a GPU that is the device's. Transfers read and write host memory that processes of a
 host share, so blocks are copied from the one to the other, and nothing else knows where vLLM's blocks are.
@@ -94,7 +94,7 @@ class Slots:
         return self._free.used
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """Return so many slots, None where fewer are free."""
+        """Return so many slots, None if fewer are free."""
         with self._lock:
             try:
                 taken = self._free.hold("", Use.SEND, count)

@@ -1,14 +1,19 @@
-"""KV that comes in: staging slots are offered for it, and what has arrived whole is copied into vLLM's blocks.
+"""The thread that moves KV while the model computes: it alone touches the endpoint.
 
-Requests whose KV leaves or comes in, as the model's thread and the thread that moves KV both see them.
+The model's thread hands it calls, each carried out in order, and reads which transfers have ended.
 
-A field has one thread that writes it, named beside it; the other only reads.
+KV that leaves (`StagedSends`):
 
-KV that leaves: staged layer by layer while the prompt is computed, or at once when it and its offer are there.
+1. `begin`: the transfer thread waits for the other machine's offer of blocks.
+2. `open` and `send`: the model's thread has taken staging slots and begun to copy layers into them; each layer leaves
+   when its copy has ended. A short prompt is staged in one go, when it is computed and its offer is there.
+3. `computed`: the prefill phase is over, and vLLM keeps the blocks of the request until `sent` is called.
+4. The transfer ends, well or badly. The slots are given back, and vLLM may use the blocks again.
 
-The thread that moves KV while the model computes: it alone touches the endpoint.
+KV that comes in (`StagedReceives`): staging slots are offered for it in the order of the orders, and KV that has
+arrived whole is copied into vLLM's blocks. A request whose KV does not come is reported as failed: vLLM computes it.
 
-The model's thread hands it calls, each carried out in order, and reads what has ended.
+A field that both threads see has one thread that writes it, named next to it; the other thread only reads it.
 """
 
 import contextlib
@@ -29,8 +34,12 @@ from phasesplit.kv_transfer.messages import NoRoomError
 from phasesplit.kv_transfer.outgoing import Outgoing
 from phasesplit.kv_transfer.transfer_states import Arrival, Departure
 from phasesplit.vllm.reports import Reports
-from phasesplit.vllm.scheduler_half import Send, Take
+from phasesplit.vllm.scheduler_half import ReceiveOrder, SendOrder
 from phasesplit.vllm.staging import Device, IsDone, Slots
+
+_IDLE_MS, _COPYING_MS = 500, 1
+"""How long the thread sleeps at most: without copies, and while copies go on."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,40 +48,40 @@ class StagedSend:
 
     Attributes:
         order: What was ordered.
-        is_offered: The other machine has blocks for it. [mover]
-        is_over: The transfer has ended, well or badly. [mover]
+        is_offered: The other machine has blocks for it. [transfer thread]
+        is_over: The transfer has ended, well or badly. [transfer thread]
         slots: Staging slots that hold its KV; None before it was staged and after it is over. [model's thread before
-            `blocks` is set, then mover]
-        sent: One behind the last block that was given to the mover. [model's thread]
-        blocks: vLLM's blocks, kept for us once the prefill phase is over; None before. [mover]
-        is_given_up: Nobody waits for it any more. [mover]
+            `blocks` is set, then transfer thread]
+        sent: One behind the last block that was given to the transfer thread. [model's thread]
+        blocks: vLLM's blocks, kept for us once the prefill phase is over; None before. [transfer thread]
+        is_aborted: Nobody waits for it any more. [transfer thread]
     """
 
-    order: Send
+    order: SendOrder
     is_offered: bool = False
     is_over: bool = False
     slots: tuple[int, ...] | None = None
     sent: int = 0
     blocks: tuple[int, ...] | None = None
-    is_given_up: bool = False
+    is_aborted: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class StagedReceive:
-    """A request that waits for KV. All of it belongs to the mover.
+    """A request that waits for KV. All of it belongs to the transfer thread.
 
     Attributes:
         order: What was ordered.
         is_expected: Staging slots are held for it, and offered.
     """
 
-    order: Take
+    order: ReceiveOrder
     is_expected: bool = False
 
 
 @dataclass(slots=True)
 class Ended:
-    """Transfers that have ended since the last look, by vLLM's names of the requests.
+    """Transfers that have ended since the last call, by vLLM's names of the requests.
 
     Attributes:
         sent: Nothing reads their blocks any more.
@@ -94,14 +103,14 @@ _Copy = tuple[StagedSend, Callable[[], None], IsDone | None]
 
 
 class StagedSends:
-    """The outgoing transfers of one machine; every method is for the mover's thread.
+    """The outgoing transfers of one machine; every method is for the transfer thread.
 
     Args:
         outgoing: What sends them.
         device: vLLM's blocks.
         slots: Staging slots for KV that leaves.
-        reports: Who is told.
-        sent: Told of each request whose blocks vLLM has kept for us and may now use again.
+        reports: Where events and figures go.
+        sent: Called with each request whose blocks vLLM has kept for us and may now use again.
         layers: Layers of the model.
     """
 
@@ -117,7 +126,7 @@ class StagedSends:
     ) -> None:
         self._outgoing, self._device, self._slots, self._reports, self._sent = outgoing, device, slots, reports, sent
         self._layers = layers
-        self._leaving: dict[str, StagedSend] = {}
+        self._sends: dict[str, StagedSend] = {}
         self._copying: deque[_Copy] = deque()
 
     @property
@@ -125,114 +134,112 @@ class StagedSends:
         """Whether copies into staging slots go on."""
         return bool(self._copying)
 
-    def begin(self, leaving: StagedSend) -> None:
+    def begin(self, staged: StagedSend) -> None:
         """Take an order: wait for the other machine's offer."""
-        order = leaving.order
+        order = staged.order
         try:
             self._outgoing.await_offer(order.key, order.peer, order.address, order.peer_epoch)
         except TransferError as error:
-            self._reports.tell({"gone": order.key, "why": str(error)})
-            leaving.is_over = leaving.is_given_up = True
+            self._reports.send({"gone": order.key, "why": str(error)})
+            staged.is_over = staged.is_aborted = True
             return
-        self._leaving[order.key] = leaving
+        self._sends[order.key] = staged
 
-    def open(self, leaving: StagedSend) -> None:
+    def open(self, staged: StagedSend) -> None:
         """Begin a transfer whose slots are taken."""
-        key, slots = leaving.order.key, leaving.slots or ()
+        key, slots = staged.order.key, staged.slots or ()
         offer = self._outgoing.offer_for(key)
-        if offer is not None and offer.tokens != leaving.order.tokens:
-            self._outgoing.abort(key, f"the offer is for {offer.tokens} tokens, the prompt has {leaving.order.tokens}")
+        if offer is not None and offer.tokens != staged.order.tokens:
+            self._outgoing.abort(key, f"the offer is for {offer.tokens} tokens, the prompt has {staged.order.tokens}")
             return
         try:
             self._outgoing.open(key, slots)
         except TransferError as error:
             self._outgoing.abort(key, str(error))
 
-    def send(self, leaving: StagedSend, layer: int, first: int, end: int, is_done: IsDone | None) -> None:
+    def send(self, staged: StagedSend, layer: int, first: int, end: int, is_done: IsDone | None) -> None:
         """Send blocks of a layer, once their copy into the slots has ended."""
-        self._copying.append(
-            (leaving, partial(self._outgoing.send_layer, leaving.order.key, layer, first, end), is_done)
-        )
+        self._copying.append((staged, partial(self._outgoing.send_layer, staged.order.key, layer, first, end), is_done))
         self._send_copied()
 
-    def computed(self, leaving: StagedSend, blocks: Sequence[int]) -> None:
-        """Take note that the prefill phase is over; vLLM keeps the blocks until `sent` is told."""
-        leaving.blocks = tuple(blocks)
-        if self._leaving.get(leaving.order.key) is not leaving:  # its order was refused
-            self._sent(leaving.order.request)
+    def computed(self, staged: StagedSend, blocks: Sequence[int]) -> None:
+        """Record that the prefill phase is over; vLLM keeps the blocks until `sent` is called."""
+        staged.blocks = tuple(blocks)
+        if self._sends.get(staged.order.key) is not staged:  # its order was refused
+            self._sent(staged.order.request)
 
-    def give_up(self, leaving: StagedSend, why: str) -> None:
+    def abort(self, staged: StagedSend, why: str) -> None:
         """End a transfer whose request has ended; vLLM keeps no blocks for it."""
-        leaving.is_given_up = True
-        if self._leaving.get(leaving.order.key) is leaving:  # else its order was refused: the key is another's
-            self._outgoing.abort(leaving.order.key, why)
+        staged.is_aborted = True
+        if self._sends.get(staged.order.key) is staged:  # else its order was refused: the key is another's
+            self._outgoing.abort(staged.order.key, why)
 
     def abort_key(self, key: str, why: str) -> None:
-        """End the transfer of a key in any state; of one that is not known, say once more that it has left."""
-        if key in self._leaving:
+        """End the transfer of a key in any state; of one that is not known, report once more that it has left."""
+        if key in self._sends:
             self._outgoing.abort(key, why)
         else:
-            self._reports.tell({"kv_left": key})
+            self._reports.send({"kv_left": key})
 
     def advance(self) -> bool:
         """Do what has become possible; return whether that touched the transfers, which may make more possible."""
         has_moved = self._send_copied()
-        for leaving in list(self._leaving.values()):
-            state = self._outgoing.state(leaving.order.key)
+        for staged in list(self._sends.values()):
+            state = self._outgoing.state(staged.order.key)
             if state is Departure.OFFERED:
-                leaving.is_offered = True
-                if leaving.blocks is not None and leaving.slots is None:
-                    has_moved |= self._send_whole(leaving)
+                staged.is_offered = True
+                if staged.blocks is not None and staged.slots is None:
+                    has_moved |= self._send_whole(staged)
             elif state in (Departure.COMPLETED, Departure.FAILED):
-                has_moved |= self._end(leaving, state)
+                has_moved |= self._end(staged, state)
         return has_moved
 
     def _send_copied(self) -> bool:
         """Send, in order, what has been copied into slots; return whether anything was."""
         has_sent = False
         while self._copying:
-            leaving, send, is_done = self._copying[0]
+            staged, send, is_done = self._copying[0]
             if is_done is not None and not is_done():
                 break
             self._copying.popleft()
-            if self._outgoing.state(leaving.order.key) is Departure.OPEN:
+            if self._outgoing.state(staged.order.key) is Departure.OPEN:
                 send()
                 has_sent = True
         return has_sent
 
-    def _send_whole(self, leaving: StagedSend) -> bool:
-        blocks = leaving.blocks or ()
-        leaving.slots = self._slots.take(len(blocks))
-        if leaving.slots is None:
+    def _send_whole(self, staged: StagedSend) -> bool:
+        blocks = staged.blocks or ()
+        staged.slots = self._slots.take(len(blocks))
+        if staged.slots is None:
             return False  # others leave first; the blocks are kept
-        self.open(leaving)
+        self.open(staged)
         # Copies end in the order in which they begin.
-        is_done = [self._device.gather(layer, blocks, leaving.slots) for layer in range(self._layers)][-1]
-        self._copying.append((leaving, partial(self._outgoing.send_all, leaving.order.key), is_done))
+        is_done = [self._device.gather(layer, blocks, staged.slots) for layer in range(self._layers)][-1]
+        self._copying.append((staged, partial(self._outgoing.send_all, staged.order.key), is_done))
         self._send_copied()
         return True
 
-    def _end(self, leaving: StagedSend, state: Departure) -> bool:
-        key = leaving.order.key
-        is_copied = all(part[0] is not leaving for part in self._copying)
-        if not leaving.is_over:
-            # Nobody stages for it any more once this is set, so its slots have their last owner.
-            leaving.is_over = True
+    def _end(self, staged: StagedSend, state: Departure) -> bool:
+        key = staged.order.key
+        is_copied = all(part[0] is not staged for part in self._copying)
+        if not staged.is_over:
+            # Nothing is staged for it any more once this is set, so its slots have their last owner.
+            staged.is_over = True
             if state is Departure.FAILED:
-                self._reports.tell({"gone": key, "why": self._outgoing.why(key) or "the transfer failed"})
-        # The model's thread may be about to copy into the slots until it has said that the request has ended.
-        has_ended = leaving.blocks is not None or leaving.is_given_up
+                self._reports.send({"gone": key, "why": self._outgoing.why(key) or "the transfer failed"})
+        # The model's thread may be about to copy into the slots until it has reported that the request has ended.
+        has_ended = staged.blocks is not None or staged.is_aborted
         if not (has_ended and is_copied and self._outgoing.may_free(key)):
             return False
-        if leaving.slots is not None:
-            self._slots.give(leaving.slots)
-            leaving.slots = None
+        if staged.slots is not None:
+            self._slots.give(staged.slots)
+            staged.slots = None
         self._outgoing.forget(key)
-        del self._leaving[key]
-        if leaving.blocks is not None:
-            self._sent(leaving.order.request)
-        self._reports.tell({"kv_left": key})
-        self._reports.tell({"moved": self._figures()})
+        del self._sends[key]
+        if staged.blocks is not None:
+            self._sent(staged.order.request)
+        self._reports.send({"kv_left": key})
+        self._reports.send({"transfers": self._figures()})
         return True
 
     def _figures(self) -> dict[str, object]:
@@ -247,45 +254,45 @@ class StagedSends:
 
 
 class StagedReceives:
-    """The incoming transfers of one machine; every method is for the mover's thread.
+    """The incoming transfers of one machine; every method is for the transfer thread.
 
     Args:
         incoming: What takes them in.
         device: vLLM's blocks.
-        reports: Who is told.
-        received: Told of each request whose blocks nothing writes to any more, and whether its KV is there.
+        reports: Where events and figures go.
+        received: Called with each request whose blocks nothing writes to any more, and whether its KV is there.
     """
 
     def __init__(
         self, incoming: Incoming, device: Device, reports: Reports, received: Callable[[str, bool], None]
     ) -> None:
         self._incoming, self._device, self._reports, self._received = incoming, device, reports, received
-        self._coming: dict[str, StagedReceive] = {}
+        self._receives: dict[str, StagedReceive] = {}
         self._waiting: deque[StagedReceive] = deque()
 
-    def begin(self, coming: StagedReceive) -> None:
+    def begin(self, staged: StagedReceive) -> None:
         """Take an order: hold slots as soon as there are some, in the order of the orders."""
-        self._coming[coming.order.request] = coming
-        self._waiting.append(coming)
+        self._receives[staged.order.request] = staged
+        self._waiting.append(staged)
         self._expect()
 
-    def give_up(self, request: str, why: str) -> None:
+    def abort(self, request: str, why: str) -> None:
         """End the transfer of a request in any state; one that is not known, or has ended, changes nothing."""
-        coming = self._coming.get(request)
-        if coming is not None:
+        staged = self._receives.get(request)
+        if staged is not None:
             # What still arrives goes to the slots; vLLM's blocks are written to by this thread alone.
-            self._end(coming, why)
+            self._end(staged, why)
 
     def advance(self) -> bool:
         """Do what has become possible; return whether that touched the transfers, which may make more possible."""
         has_moved = self._expect()
-        for coming in list(self._coming.values()):
-            if coming.is_expected:
-                has_moved |= self._look(coming)
+        for staged in list(self._receives.values()):
+            if staged.is_expected:
+                has_moved |= self._check(staged)
         return has_moved
 
     def _expect(self) -> bool:
-        """Hold slots for those who wait for some; return whether anybody waits no more."""
+        """Hold slots for the transfers that wait for some; return whether any got some."""
         before = len(self._waiting)
         while self._waiting:
             order = self._waiting[0].order
@@ -299,35 +306,31 @@ class StagedReceives:
             self._waiting.popleft().is_expected = True
         return len(self._waiting) < before
 
-    def _look(self, coming: StagedReceive) -> bool:
-        order, state = coming.order, self._incoming.state(coming.order.key)
+    def _check(self, staged: StagedReceive) -> bool:
+        order, state = staged.order, self._incoming.state(staged.order.key)
         if state is Arrival.READY:
             slots = self._incoming.take(order.key).blocks
             self._device.scatter(slots[order.first :], order.blocks[order.first :])
             self._incoming.release(order.key)
-            del self._coming[order.request]
+            del self._receives[order.request]
             self._received(order.request, True)
-            self._reports.tell({"kv_ready": order.key})
+            self._reports.send({"kv_ready": order.key})
         elif state in (Arrival.DRAINING, Arrival.RELEASED):
-            self._end(coming, self._incoming.why(order.key) or "the transfer failed")
+            self._end(staged, self._incoming.why(order.key) or "the transfer failed")
         else:
             return False
         return True
 
-    def _end(self, coming: StagedReceive, why: str) -> None:
-        """Let vLLM have its blocks back, without the KV."""
-        order = coming.order
-        if coming.is_expected:
+    def _end(self, staged: StagedReceive, why: str) -> None:
+        """Return the blocks to vLLM without the KV."""
+        order = staged.order
+        if staged.is_expected:
             self._incoming.abort(order.key, why)
         else:
-            self._waiting.remove(coming)
-        del self._coming[order.request]
+            self._waiting.remove(staged)
+        del self._receives[order.request]
         self._received(order.request, False)
-        self._reports.tell({"missed": order.key, "why": why})
-
-
-_BEAT_MS, _COPYING_MS = 500, 1
-_log = logging.getLogger(__name__)
+        self._reports.send({"missed": order.key, "why": why})
 
 
 class TransferThread:
@@ -337,14 +340,14 @@ class TransferThread:
         endpoint: Its transfers.
         device: vLLM's blocks.
         slots: Staging slots for KV that leaves.
-        reports: Who is told.
+        reports: Where events and figures go.
         threshold_tokens: The shortest prompt that leaves layer by layer.
 
     Attributes:
-        threshold_tokens: As above. This thread sets it when it is told to, the model's thread reads it: a whole number
-            at a time, so without a lock. It counts until a prompt has its staging slots; then its way is settled.
-        departures: KV that leaves; its methods are for calls of `do`.
-        arrivals: KV that comes in; the same.
+        threshold_tokens: As above. This thread sets it, the model's thread reads it: a whole number at a time, so
+            without a lock. It counts until a prompt has its staging slots; then its mode is settled.
+        sends: KV that leaves; its methods are for calls of `do`.
+        receives: KV that comes in; the same.
     """
 
     def __init__(
@@ -359,7 +362,7 @@ class TransferThread:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closing = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="phasesplit-mover", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="phasesplit-transfers", daemon=True)
         self._thread.start()
 
     def do(self, call: Callable[[], None]) -> None:
@@ -386,7 +389,7 @@ class TransferThread:
         return ended
 
     def close(self) -> None:
-        """End the thread, and let go of sockets."""
+        """End the thread, and close its sockets."""
         if self._thread.is_alive() and self._error is None:
             self._is_closing = True
             os.eventfd_write(self._wake, 1)
@@ -411,10 +414,10 @@ class TransferThread:
     def _run(self) -> None:
         try:
             while not self._is_closing:
-                self._turn()
+                self._poll()
         except ConnectionError:
             # Nobody can reach this machine any more; vLLM ends when one of its processes does.
-            _log.error("the process that speaks for this machine is gone: ending")
+            _log.error("the process that reports for this machine is gone: exit")
             os._exit(1)
         except BaseException as error:
             self._error = error
@@ -424,26 +427,26 @@ class TransferThread:
             self._endpoint.close()
             self._reports.close()
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         poller = select.poll()
         for descriptor, events in self._endpoint.descriptors().items():
             poller.register(descriptor, events)
         for descriptor in (self._wake, self._reports.fileno()):
             if descriptor >= 0:
                 poller.register(descriptor, select.POLLIN)
-        poller.poll(_COPYING_MS if self.sends.is_copying else _BEAT_MS)
+        poller.poll(_COPYING_MS if self.sends.is_copying else _IDLE_MS)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         while self._calls:
             self._calls.popleft()()
         for order in self._reports.orders():
-            self._obey(order)
+            self._follow(order)
         self._endpoint.poll()
         # What touches the endpoint may take in what has come since, so nothing is left to look at before it sleeps.
         while self.sends.advance() | self.receives.advance():
             pass
 
-    def _obey(self, order: dict[str, Any]) -> None:
+    def _follow(self, order: dict[str, Any]) -> None:
         if "threshold_tokens" in order:
             self.threshold_tokens = int(order["threshold_tokens"])
         else:

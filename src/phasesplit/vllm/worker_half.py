@@ -1,4 +1,4 @@
-"""The connector where the model runs: it stages each layer as soon as it is final, and tells what has ended."""
+"""The connector where the model runs: it stages each layer as soon as it is final, and returns what has ended."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ processes would spin for as long as a prefill phase takes elsewhere."""
 class _Part:
     """What this step computes of a prompt."""
 
-    leaving: StagedSend
+    staged: StagedSend
     piece: PromptPiece
     next_layer: int = 0
 
@@ -28,39 +28,41 @@ class WorkerHalf:
     """The connector's half in a process that computes; every method is for the model's thread.
 
     Args:
-        mover: What moves KV.
+        transfers: The thread that moves KV.
         device: vLLM's blocks.
         slots: Staging slots for KV that leaves.
-        reports: Who is told.
+        reports: Where events go.
         layout: The model's KV.
     """
 
-    def __init__(self, mover: TransferThread, device: Device, slots: Slots, reports: Reports, layout: KvLayout) -> None:
-        self._mover, self._device, self._slots, self._reports = mover, device, slots, reports
+    def __init__(
+        self, transfers: TransferThread, device: Device, slots: Slots, reports: Reports, layout: KvLayout
+    ) -> None:
+        self._transfers, self._device, self._slots, self._reports = transfers, device, slots, reports
         self._layout = layout
-        self._leaving: dict[str, StagedSend] = {}
+        self._sends: dict[str, StagedSend] = {}
         self._parts: list[_Part] = []
         self._computes = True
 
     def begin(self, step: StepOrders) -> None:
         """Take the orders of a step, before it is computed."""
-        mover, self._computes = self._mover, step.computes
-        for send in step.sends:
-            leaving = self._leaving[send.request] = StagedSend(send)
-            mover.do(partial(mover.sends.begin, leaving))
-        for take in step.takes:
-            mover.do(partial(mover.receives.begin, StagedReceive(take)))
+        transfers, self._computes = self._transfers, step.computes
+        for order in step.sends:
+            staged = self._sends[order.request] = StagedSend(order)
+            transfers.do(partial(transfers.sends.begin, staged))
+        for awaited in step.receives:
+            transfers.do(partial(transfers.receives.begin, StagedReceive(awaited)))
         for request, blocks in step.computed:
-            mover.do(partial(mover.sends.computed, self._leaving.pop(request), blocks))
-        for request in step.given_up:
-            mover.do(partial(mover.receives.give_up, request, "the request has ended"))
-            ended = self._leaving.pop(request, None)
+            transfers.do(partial(transfers.sends.computed, self._sends.pop(request), blocks))
+        for request in step.aborted:
+            transfers.do(partial(transfers.receives.abort, request, "the request has ended"))
+            ended = self._sends.pop(request, None)
             if ended is not None:
-                mover.do(partial(mover.sends.give_up, ended, "the request has ended"))
-        self._parts = [_Part(self._leaving[piece.request], piece) for piece in step.pieces]
-        begun = tuple(part.leaving.order.key for part in self._parts if part.piece.is_first)
+                transfers.do(partial(transfers.sends.abort, ended, "the request has ended"))
+        self._parts = [_Part(self._sends[piece.request], piece) for piece in step.pieces]
+        begun = tuple(part.staged.order.key for part in self._parts if part.piece.is_first)
         for key in begun + step.started:
-            self._reports.tell({"prefill_started": key})
+            self._reports.send({"prefill_started": key})
 
     def layer_computed(self, layer: int) -> None:
         """Let a layer leave, and those before it that have not."""
@@ -70,38 +72,38 @@ class WorkerHalf:
     def end(self) -> None:
         """Let the rest leave of what the step has computed; a graph may have skipped `layer_computed`."""
         for part in self._parts:
-            if part.leaving.slots is not None:
+            if part.staged.slots is not None:
                 self._stage(part, self._layout.layers)
-                part.leaving.sent = max(part.leaving.sent, part.piece.end)
+                part.staged.sent = max(part.staged.sent, part.piece.end)
         self._parts = []
         self._device.order_after_copies()
 
     def take_ended(self) -> Ended:
         """Return the transfers that have ended."""
-        return self._mover.take_ended(0.0 if self._computes else IDLE_S)
+        return self._transfers.take_ended(0.0 if self._computes else IDLE_S)
 
     def close(self) -> None:
-        """End the mover."""
-        self._mover.close()
+        """End the thread that moves KV."""
+        self._transfers.close()
 
     def _stage(self, part: _Part, end_layer: int) -> None:
-        leaving, first, end = part.leaving, part.leaving.sent, part.piece.end
-        if leaving.is_over or first >= end or not self._has_slots(leaving):
+        staged, first, end = part.staged, part.staged.sent, part.piece.end
+        if staged.is_over or first >= end or not self._has_slots(staged):
             return
-        blocks, slots = part.piece.blocks[first:end], (leaving.slots or ())[first:end]
+        blocks, slots = part.piece.blocks[first:end], (staged.slots or ())[first:end]
         for layer in range(part.next_layer, end_layer):
             is_done = self._device.gather(layer, blocks, slots)
-            self._mover.do(partial(self._mover.sends.send, leaving, layer, first, end, is_done))
+            self._transfers.do(partial(self._transfers.sends.send, staged, layer, first, end, is_done))
         part.next_layer = end_layer
 
-    def _has_slots(self, leaving: StagedSend) -> bool:
+    def _has_slots(self, staged: StagedSend) -> bool:
         """Return whether slots hold the KV of a request, after taking them where it is time to."""
-        if leaving.slots is not None:
+        if staged.slots is not None:
             return True
-        order = leaving.order
-        if not leaving.is_offered or choose(order.tokens, self._mover.threshold_tokens) is Mode.SERIALIZED:
+        order = staged.order
+        if not staged.is_offered or choose(order.tokens, self._transfers.threshold_tokens) is Mode.SERIALIZED:
             return False
-        leaving.slots = self._slots.take(self._layout.blocks_for(order.tokens))
-        if leaving.slots is not None:
-            self._mover.do(partial(self._mover.sends.open, leaving))
-        return leaving.slots is not None
+        staged.slots = self._slots.take(self._layout.blocks_for(order.tokens))
+        if staged.slots is not None:
+            self._transfers.do(partial(self._transfers.sends.open, staged))
+        return staged.slots is not None

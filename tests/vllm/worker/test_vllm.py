@@ -23,7 +23,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmCluster]:
     """Return a cluster of a prefill machine and a decode machine."""
-    with serving(tmp_path_factory.mktemp("cluster"), {"prompt": 1, "token": 1}) as running:
+    with serving(tmp_path_factory.mktemp("cluster"), {"prefill": 1, "decode": 1}) as running:
         yield running
 
 
@@ -36,7 +36,7 @@ def test_answers_are_those_of_vllm_alone(cluster: VllmCluster) -> None:
         assert split["usage"]["completion_tokens"] == 12
 
 
-def test_the_token_machine_fetched_every_prompt(cluster: VllmCluster) -> None:
+def test_the_decode_machine_fetched_every_prompt(cluster: VllmCluster) -> None:
     """Wrong if prompts are silently computed a second time where tokens are made."""
     before = cluster.facts("decode-0")["transfers"]
     lengths = (300, 301, 302)
@@ -69,7 +69,7 @@ def test_facts_come_from_vllm(cluster: VllmCluster) -> None:
         assert 0 <= facts["figures_age_s"] < 30
 
 
-def test_a_killed_prompt_machine_is_invisible(cluster: VllmCluster) -> None:
+def test_a_killed_prefill_machine_is_invisible(cluster: VllmCluster) -> None:
     """Wrong if a client sees that the machine which computes its prompt was killed in mid-transfer."""
     prompt, before = prompt_of(1500, 3), cluster.counted("phasesplit_retries_total")
     answers: list[str] = []
@@ -106,7 +106,7 @@ def test_machines_that_differ_are_refused(cluster: VllmCluster, tmp_path: Path) 
         for process, path, why in started:
             assert process.wait(START_S) == 2, path.read_text()[-4000:]
             last = path.read_text().splitlines()[-1]
-            assert re.search(rf"its KV differs from that of (prompt|token)-0 in {re.escape(why)}", last), last
+            assert re.search(rf"its KV differs from that of (prefill|decode)-0 in {re.escape(why)}", last), last
     finally:
         for process, *_ in started:
             process.kill()
@@ -114,7 +114,7 @@ def test_machines_that_differ_are_refused(cluster: VllmCluster, tmp_path: Path) 
     assert "another" not in cluster.machines()
 
 
-def test_a_killed_prompt_machine_comes_back(cluster: VllmCluster) -> None:
+def test_a_killed_prefill_machine_comes_back(cluster: VllmCluster) -> None:
     """Wrong if a cluster shrinks with each crash until nothing is left."""
     cluster.until(lambda: cluster.machines()["prefill-0"]["state"] == "serving", "it does not come back", START_S)
     before = cluster.facts("decode-0")["transfers"]

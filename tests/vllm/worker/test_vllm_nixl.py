@@ -21,7 +21,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmCluster]:
     """Return a cluster of a prefill machine and a decode machine."""
-    pools, tls = {"prompt": 1, "token": 1}, "tcp,posix,sysv,cma,self"
+    pools, tls = {"prefill": 1, "decode": 1}, "tcp,posix,sysv,cma,self"
     with serving(tmp_path_factory.mktemp("cluster"), pools, "nixl", UCX_TLS=tls) as running:
         yield running
 

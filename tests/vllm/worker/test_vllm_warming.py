@@ -78,12 +78,12 @@ async def speaker_of(server: Server, directory: Path, **changed: Any) -> AsyncIt
     process = VllmServer(settings, "")
     process.url = listening.url
     async with aiohttp.ClientSession() as session:
-        speaker = VllmWorkerState(settings, process, session, str(directory / "line"))
+        worker = VllmWorkerState(settings, process, session, str(directory / "line"))
         try:
-            await speaker.start("http://here")
-            yield speaker
+            await worker.start("http://here")
+            yield worker
         finally:
-            speaker.close()
+            worker.close()
             await listening.stop()
 
 
@@ -93,12 +93,12 @@ def warmed(
     """Return a worker's facts after its server's first requests, and what its connector, if it greets, was told."""
 
     async def all_of_it() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        async with speaker_of(server, directory, **changed) as speaker:
+        async with speaker_of(server, directory, **changed) as worker:
             connector = Reports(str(directory / "line") if hello is not None else None)
             with contextlib.closing(connector):
-                connector.tell({"hello": hello})
-                await speaker.warm_up()
-                return speaker.facts(), connector.orders()
+                connector.send({"hello": hello})
+                await worker.warm_up()
+                return worker.facts(), connector.orders()
 
     return asyncio.run(all_of_it())
 
@@ -231,9 +231,9 @@ def run_worker(server: Server, directory: Path, monkeypatch: pytest.MonkeyPatch)
             await self.listening.stop()
 
     class Proxy(VllmProxy):
-        def __init__(self, speaker: VllmWorkerState, peers: aiohttp.ClientSession) -> None:
-            super().__init__(speaker, peers)
-            keys.update(own=speaker.session.headers["Authorization"], others=peers.headers["Authorization"])
+        def __init__(self, worker: VllmWorkerState, peers: aiohttp.ClientSession) -> None:
+            super().__init__(worker, peers)
+            keys.update(own=worker.session.headers["Authorization"], others=peers.headers["Authorization"])
 
     def ready(facts: dict[str, Any]) -> None:
         announced.append(facts | keys | {"first_requests": len(server.seen)})

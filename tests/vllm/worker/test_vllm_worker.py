@@ -53,7 +53,7 @@ class FakeVllm:
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
         self.first = 5
-        self.given_up = 0
+        self.aborted = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.handover: dict[str, Any] | None = None
@@ -88,7 +88,7 @@ class FakeVllm:
                 yield f"data: {json.dumps({'choices': [choice]})}\n\n"
             yield "data: [DONE]\n\n"
         except asyncio.CancelledError:
-            self.given_up += 1
+            self.aborted += 1
             raise
 
     def app(self) -> Starlette:
@@ -119,21 +119,21 @@ class Side:
         self.server = VllmServer(settings, "")
         self.vllm.headers = self.server.headers
         own = self.own_session = aiohttp.ClientSession(headers=self.server.headers)
-        self.speaker = VllmWorkerState(settings, self.server, own, str(directory / f"{name}.line"))
+        self.worker = VllmWorkerState(settings, self.server, own, str(directory / f"{name}.line"))
         self.listening, self._vllm_listening = Listening("127.0.0.1", 0), Listening("127.0.0.1", 0)
 
     async def start(self) -> None:
         await self._vllm_listening.start(self.vllm.app())
         self.server.url = self._vllm_listening.url
-        await self.speaker.start(self.listening.url)
-        proxy = self.proxy = VllmProxy(self.speaker, self.session)
+        await self.worker.start(self.listening.url)
+        proxy = self.proxy = VllmProxy(self.worker, self.session)
         routes = [
             Route("/v1/completions", proxy, methods=["POST"]), Route("/handover", proxy.handover, methods=["POST"]),
         ]  # fmt: skip
-        await self.listening.start(speaker_app(self.speaker, routes))
+        await self.listening.start(speaker_app(self.worker, routes))
 
     async def stop(self) -> None:
-        self.speaker.close()
+        self.worker.close()
         await self.own_session.close()
         await self.listening.stop()
         await self._vllm_listening.stop()
@@ -147,7 +147,7 @@ class Side:
 @asynccontextmanager
 async def sides(directory: Path, connector: str) -> AsyncIterator[tuple[Side, Side]]:
     async with aiohttp.ClientSession() as session:
-        both = tuple(Side(name, directory, session, connector) for name in ("p", "t"))
+        both = tuple(Side(name, directory, session, connector) for name in ("p", "d"))
         for side in both:
             await side.start()
         try:
@@ -159,14 +159,14 @@ async def sides(directory: Path, connector: str) -> AsyncIterator[tuple[Side, Si
 
 def run(directory: Path, test: Callable[[Side, Side], Awaitable[None]], connector: str = "phasesplit") -> None:
     async def all_of_it() -> None:
-        async with sides(directory, connector) as (prompt, token):
-            await test(prompt, token)
+        async with sides(directory, connector) as (prefill, decode):
+            await test(prefill, decode)
 
     asyncio.run(all_of_it())
 
 
-def to(token: Side) -> dict[str, Any]:
-    return {"do_remote_decode": True, "key": "k", "epoch": 7, "address": {"http": token.listening.url}}
+def to(decode: Side) -> dict[str, Any]:
+    return {"do_remote_decode": True, "key": "k", "epoch": 7, "address": {"http": decode.listening.url}}
 
 
 def by() -> dict[str, Any]:
@@ -185,13 +185,13 @@ def test_figures_are_read() -> None:
 def test_what_is_held_and_pending() -> None:
     """Wrong if KV that waits to leave is forgotten with its answer, or never."""
     legs = OpenLegs()
-    prompt, token = Leg("a", 100, sends=True), Leg("b", 50, awaits=True)
-    legs.begin(prompt)
-    legs.begin(token)
+    prefill, decode = Leg("a", 100, sends=True), Leg("b", 50, awaits=True)
+    legs.begin(prefill)
+    legs.begin(decode)
     assert legs.pending_tokens() == 101
-    prompt.tokens = 1
-    legs.end(prompt)
-    token.tokens = 7
+    prefill.tokens = 1
+    legs.end(prefill)
+    decode.tokens = 7
     assert legs.held_tokens() == {"a": 100, "b": 57}
     assert (sorted(legs.keys()), len(legs)) == (["a", "b"], 2)
     legs.left("a")
@@ -200,16 +200,16 @@ def test_what_is_held_and_pending() -> None:
     legs.left("c")
     early.tokens = 1
     legs.end(early)
-    legs.end(token)
+    legs.end(decode)
     assert (legs.keys(), len(legs)) == ([], 0)
 
 
-def test_the_client_gets_the_token_machines_first_token(tmp_path: Path) -> None:
+def test_the_client_gets_the_decode_machines_first_token(tmp_path: Path) -> None:
     """Wrong if the two machines' first tokens, which differ here, break the text in two."""
 
-    async def test(prompt: Side, token: Side) -> None:
-        prompt.vllm.first = 99
-        leg, stream = await asyncio.gather(prompt.post(to(token), max_tokens=1), token.post(by(), stream=True))
+    async def test(prefill: Side, decode: Side) -> None:
+        prefill.vllm.first = 99
+        leg, stream = await asyncio.gather(prefill.post(to(decode), max_tokens=1), decode.post(by(), stream=True))
         choice = json.loads(leg[1])["choices"][0]
         assert (choice["token_ids"], choice["finish_reason"]) == ([5], "length")
         assert stream[1].count("token_ids") == 2
@@ -217,29 +217,29 @@ def test_the_client_gets_the_token_machines_first_token(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_first_token_waits_for_a_prompt_machine_that_calls_late(tmp_path: Path) -> None:
+def test_a_first_token_waits_for_a_prefill_machine_that_calls_late(tmp_path: Path) -> None:
     """Wrong if a decode machine that ends a short answer first takes its first token with it."""
 
-    async def test(prompt: Side, token: Side) -> None:
-        prompt.vllm.first = 99
-        await token.post(by(), stream=True)
-        _, text = await prompt.post(to(token), max_tokens=1)
+    async def test(prefill: Side, decode: Side) -> None:
+        prefill.vllm.first = 99
+        await decode.post(by(), stream=True)
+        _, text = await prefill.post(to(decode), max_tokens=1)
         assert json.loads(text)["choices"][0]["token_ids"] == [5]
 
     run(tmp_path, test)
 
 
-def test_a_token_machine_that_says_nothing_does_not_hold_the_answer_up(
+def test_a_decode_machine_that_says_nothing_does_not_hold_the_answer_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wrong if a prefill leg waits for ever for a machine that is slow or gone."""
     monkeypatch.setattr(proxy, "_AGREE_S", 0.2)
 
-    async def test(prompt: Side, token: Side) -> None:
-        prompt.vllm.first = 99
-        status, text = await asyncio.wait_for(prompt.post(to(token), max_tokens=1), 5)
+    async def test(prefill: Side, decode: Side) -> None:
+        prefill.vllm.first = 99
+        status, text = await asyncio.wait_for(prefill.post(to(decode), max_tokens=1), 5)
         assert (status, json.loads(text)["choices"][0]["token_ids"]) == (200, [99])
-        status, text = await prompt.post(to(token) | {"address": {"http": "http://127.0.0.1:1"}}, max_tokens=1)
+        status, text = await prefill.post(to(decode) | {"address": {"http": "http://127.0.0.1:1"}}, max_tokens=1)
         assert (status, json.loads(text)["choices"][0]["token_ids"]) == (200, [99])
 
     run(tmp_path, test)
@@ -248,17 +248,17 @@ def test_a_token_machine_that_says_nothing_does_not_hold_the_answer_up(
 def test_nixl_legs_go_one_after_the_other(tmp_path: Path) -> None:
     """Wrong if vLLM's own connector is asked to pull KV before it knows where from."""
 
-    async def test(prompt: Side, token: Side) -> None:
-        prompt.vllm.handover = {"do_remote_prefill": True, "remote_host": "h", "remote_port": 1}
-        second = asyncio.create_task(token.post(by(), stream=True))
+    async def test(prefill: Side, decode: Side) -> None:
+        prefill.vllm.handover = {"do_remote_prefill": True, "remote_host": "h", "remote_port": 1}
+        second = asyncio.create_task(decode.post(by(), stream=True))
         await asyncio.sleep(0.1)
-        assert not token.vllm.seen
-        status, _ = await prompt.post(to(token), max_tokens=1)
+        assert not decode.vllm.seen
+        status, _ = await prefill.post(to(decode), max_tokens=1)
         assert status == 200
         assert (await second)[0] == 200
-        assert prompt.vllm.seen[0]["kv_transfer_params"]["do_remote_decode"] is True
-        assert token.vllm.seen[0]["kv_transfer_params"] == prompt.vllm.handover
-        assert prompt.speaker.legs.keys() == []
+        assert prefill.vllm.seen[0]["kv_transfer_params"]["do_remote_decode"] is True
+        assert decode.vllm.seen[0]["kv_transfer_params"] == prefill.vllm.handover
+        assert prefill.worker.legs.keys() == []
 
     run(tmp_path, test, "nixl")
 
@@ -270,8 +270,8 @@ def test_nixl_legs_go_one_after_the_other(tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_refused(tmp_path: Path, kv: Any, connector: str, status: int) -> None:
     """Wrong if a leg for an earlier start, or one that needs KV moved where none can, is computed all the same."""
 
-    async def test(prompt: Side, _: Side) -> None:
-        assert (await prompt.post(kv))[0] == status
+    async def test(prefill: Side, _: Side) -> None:
+        assert (await prefill.post(kv))[0] == status
 
     run(tmp_path, test, connector)
 
@@ -283,12 +283,12 @@ def test_whole_requests_go_to_vllm_as_they_are(tmp_path: Path, connector: str, k
     Our connector is told its key, and says when its prefill phase begins.
     """
 
-    async def test(prompt: Side, _: Side) -> None:
-        status, text = await prompt.post({"key": "w", "epoch": 7}, stream=True, prompt_logprobs=1, stream_options={})
+    async def test(prefill: Side, _: Side) -> None:
+        status, text = await prefill.post({"key": "w", "epoch": 7}, stream=True, prompt_logprobs=1, stream_options={})
         assert status == 200
         assert text.startswith("data: {")
         assert text.endswith("data: [DONE]\n\n")
-        (seen,) = prompt.vllm.seen
+        (seen,) = prefill.vllm.seen
         assert (seen["stream"], "stream_options" in seen) == (False, False)
         assert seen.get("kv_transfer_params") == kv
 
@@ -298,21 +298,21 @@ def test_whole_requests_go_to_vllm_as_they_are(tmp_path: Path, connector: str, k
 def test_a_client_that_goes_away_ends_the_request(tmp_path: Path) -> None:
     """Wrong if vLLM goes on with a request that nobody waits for, or an order to drop it is not obeyed."""
 
-    async def test(_: Side, token: Side) -> None:
-        token.vllm.gate.clear()
+    async def test(_: Side, decode: Side) -> None:
+        decode.vllm.gate.clear()
         for how in ("closed", "ordered"):
-            before = token.vllm.given_up
-            leg = asyncio.create_task(token.post({"key": how, "epoch": 7}, stream=True))
-            while not len(token.speaker.legs):
+            before = decode.vllm.aborted
+            leg = asyncio.create_task(decode.post({"key": how, "epoch": 7}, stream=True))
+            while not len(decode.worker.legs):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
             if how == "closed":
                 leg.cancel()
             else:
-                async with token.session.post(f"{token.listening.url}/abort", json={"key": how}):
+                async with decode.session.post(f"{decode.listening.url}/abort", json={"key": how}):
                     pass
             end = asyncio.get_running_loop().time() + 30
-            while len(token.speaker.legs) or token.vllm.given_up == before:
+            while len(decode.worker.legs) or decode.vllm.aborted == before:
                 assert asyncio.get_running_loop().time() < end
                 await asyncio.sleep(0.02)
             await asyncio.gather(leg, return_exceptions=True)
@@ -323,11 +323,11 @@ def test_a_client_that_goes_away_ends_the_request(tmp_path: Path) -> None:
 def test_facts_are_vllms(tmp_path: Path) -> None:
     """Wrong if the gateway cannot place requests by what a vLLM machine says of itself."""
 
-    async def test(prompt: Side, _: Side) -> None:
-        facts = prompt.speaker.facts()
+    async def test(prefill: Side, _: Side) -> None:
+        facts = prefill.worker.facts()
         assert (facts["capacity_blocks"], facts["used_blocks"], facts["block_tokens"]) == (728, 182, 32)
         assert (facts["context_tokens"], facts["waiting_prompts"], facts["running"]) == (2048, 2, 2)
-        assert facts["address"]["http"] == prompt.listening.url
+        assert facts["address"]["http"] == prefill.listening.url
         assert facts["figures_age_s"] < 5
         assert json.dumps(facts)
 
@@ -337,13 +337,13 @@ def test_facts_are_vllms(tmp_path: Path) -> None:
 def test_figures_that_do_not_come_grow_old(tmp_path: Path) -> None:
     """Wrong if a page of an error is read as a machine that has nothing to do."""
 
-    async def test(prompt: Side, _: Side) -> None:
-        prompt.vllm.metrics, prompt.vllm.metrics_status = "no", 500
+    async def test(prefill: Side, _: Side) -> None:
+        prefill.vllm.metrics, prefill.vllm.metrics_status = "no", 500
         since = asyncio.get_running_loop().time()
-        while prompt.speaker.facts()["figures_age_s"] < 1.0:
+        while prefill.worker.facts()["figures_age_s"] < 1.0:
             assert asyncio.get_running_loop().time() < since + 30
             await asyncio.sleep(0.05)
-        assert prompt.speaker.facts()["capacity_blocks"] == 728
+        assert prefill.worker.facts()["capacity_blocks"] == 728
 
     run(tmp_path, test)
 
@@ -351,13 +351,13 @@ def test_figures_that_do_not_come_grow_old(tmp_path: Path) -> None:
 def test_a_server_without_figures_is_refused(tmp_path: Path) -> None:
     """Wrong if --disable-log-stats leads to a machine without KV, and a refusal that nobody understands."""
 
-    async def test(prompt: Side, _: Side) -> None:
-        prompt.vllm.metrics = "python_info 1.0\n"
+    async def test(prefill: Side, _: Side) -> None:
+        prefill.vllm.metrics = "python_info 1.0\n"
         with pytest.raises(SpecError, match="it must run without --disable-log-stats"):
-            await prompt.speaker.start(prompt.listening.url)
-        prompt.vllm.headers = {"Authorization": "Bearer another"}
+            await prefill.worker.start(prefill.listening.url)
+        prefill.vllm.headers = {"Authorization": "Bearer another"}
         with pytest.raises(SpecError, match="vLLM does not say what it serves: ClientResponseError 401"):
-            await prompt.speaker.start(prompt.listening.url)
+            await prefill.worker.start(prefill.listening.url)
 
     run(tmp_path, test)
 
@@ -365,9 +365,9 @@ def test_a_server_without_figures_is_refused(tmp_path: Path) -> None:
 def test_long_prompts_get_through(tmp_path: Path) -> None:
     """Wrong if vLLM's first event, which repeats the prompt's ids, is too long a line for the worker beside it."""
 
-    async def test(prompt: Side, _: Side) -> None:
+    async def test(prefill: Side, _: Side) -> None:
         ids = [100_000 + place for place in range(60_000)]
-        status, text = await prompt.post({}, stream=True, prompt=ids, return_token_ids=True)
+        status, text = await prefill.post({}, stream=True, prompt=ids, return_token_ids=True)
         events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
         choices = [event["choices"][0] for event in events]
         assert (status, [choice["token_ids"] for choice in choices]) == (200, [[5], [6]])
@@ -382,7 +382,7 @@ def test_an_answer_that_cannot_be_read_is_a_failed_leg(
 ) -> None:
     """Wrong if the gateway sees a server error of the worker, headers a second time, or an answer that ends well."""
 
-    async def test(prompt: Side, _: Side) -> None:
+    async def test(prefill: Side, _: Side) -> None:
         body = json.dumps({"prompt": [1], "stream": True}).encode()
         asked, sent = [{"type": "http.request", "body": body}], []
 
@@ -394,12 +394,12 @@ def test_an_answer_that_cannot_be_read_is_a_failed_leg(
 
         if how == "too long a line":
             monkeypatch.setattr("phasesplit.protocol.sse._LINE_BYTES", 10)
-            monkeypatch.setattr(prompt.vllm, "_chunks", lambda _: _pieces("data: {and no end"))
+            monkeypatch.setattr(prefill.vllm, "_chunks", lambda _: _pieces("data: {and no end"))
         elif how == "not JSON":
-            monkeypatch.setattr(prompt.vllm, "_chunks", lambda _: _pieces("data: {broken\n\n"))
+            monkeypatch.setattr(prefill.vllm, "_chunks", lambda _: _pieces("data: {broken\n\n"))
         else:
-            prompt.vllm.breaks = True
-        await prompt.proxy({"type": "http"}, receive, send)
+            prefill.vllm.breaks = True
+        await prefill.proxy({"type": "http"}, receive, send)
         starts = [message["status"] for message in sent if message["type"] == "http.response.start"]
         is_whole = not sent[-1].get("more_body", False)
         assert (starts, is_whole) == (([200], False) if how == "broken off" else ([502], True))
@@ -416,9 +416,9 @@ def test_handovers_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Wrong if whoever has the cluster's key can fill a worker's memory, or let calls wait there for ever."""
     monkeypatch.setattr(proxy, "_AGREE_S", 0.2)
 
-    async def test(_: Side, token: Side) -> None:
+    async def test(_: Side, decode: Side) -> None:
         async def told(body: Any) -> int:
-            async with token.session.post(f"{token.listening.url}/handover", data=body) as answer:
+            async with decode.session.post(f"{decode.listening.url}/handover", data=body) as answer:
                 return answer.status
 
         for body in (b"", b"[]", b"{", b"{}", b'{"key": 3}', b'{"key": "k", "params": [1]}'):
@@ -432,13 +432,13 @@ def test_handovers_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_worker_drains_until_its_kv_has_left(tmp_path: Path) -> None:
     """Wrong if a machine that is told to stop takes KV with it that another one is still fetching."""
 
-    async def test(prompt: Side, _: Side) -> None:
+    async def test(prefill: Side, _: Side) -> None:
         leg = Leg("k", 9, sends=True, tokens=1)
-        prompt.speaker.legs.begin(leg)
-        prompt.speaker.legs.end(leg)
-        assert not await prompt.speaker.drained(0.1)
-        prompt.speaker.tell({"kv_left": "k"})
-        assert await prompt.speaker.drained(5.0)
+        prefill.worker.legs.begin(leg)
+        prefill.worker.legs.end(leg)
+        assert not await prefill.worker.drained(0.1)
+        prefill.worker.report({"kv_left": "k"})
+        assert await prefill.worker.drained(5.0)
 
     run(tmp_path, test)
 

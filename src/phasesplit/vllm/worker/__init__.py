@@ -1,1 +1,1 @@
-"""The process beside a vLLM API server that makes it a machine of the cluster."""
+"""The worker process of a vLLM machine: it starts vLLM's API server and reports for it to the gateway."""

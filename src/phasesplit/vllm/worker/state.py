@@ -1,12 +1,11 @@
-"""The line to vLLM's connector: `phasesplit.vllm.reports` is its other end.
+"""The state of a vLLM worker: facts for the gateway, from vLLM's metrics, its connector and the live requests.
 
-The requests that are on a vLLM machine, as the process beside it knows them.
-
-What vLLM says of itself at /metrics, read: the queue, what runs, how full the KV cache is.
-
-A vLLM server's first requests, which no client waits for, and what they say of its prefill.
-
-Who answers for a vLLM machine: facts from vLLM's metrics, its connector and the requests that are on their way.
+1. `VllmWorkerState.start`: the server is up; its metrics are read from now on, twice a second.
+2. `VllmWorkerState.warm_up`: the server answers its first requests, which no client waits for. Their prefill times and
+   the connector's link settle from which length on KV leaves layer by layer.
+3. While it serves, `proxy` begins and ends a `Leg` for each request, and the connector reports what happens to keys.
+   Both become events and facts for the gateway.
+4. `VllmWorkerState.close`: all requests end, and with the connector's socket the connector's process.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ class Leg:
     """One request.
 
     Attributes:
-        key: The gateway's name for it; empty where it has none.
+        key: The gateway's name for it; empty if it has none.
         prompt_tokens: Tokens of its prompt.
         sends: Its KV leaves when its prompt is computed, and has not left.
         awaits: Its KV comes from another machine.
@@ -59,7 +58,7 @@ class Leg:
 
 
 class OpenLegs:
-    """All requests that are on their way, and KV that is kept although its request has been answered."""
+    """All live requests, and KV that is kept although its request has been answered."""
 
     def __init__(self) -> None:
         self._legs: dict[int, Leg] = {}
@@ -69,17 +68,17 @@ class OpenLegs:
         return len(self._legs) + len(self._kept)
 
     def begin(self, leg: Leg) -> None:
-        """Take note of a request."""
+        """Record a request."""
         self._legs[id(leg)] = leg
 
     def end(self, leg: Leg) -> None:
-        """Take note that a request was answered, or given up; KV of an answered one that leaves stays until `left`."""
+        """Record the end of a request; KV of an answered one that leaves stays until `left`."""
         self._legs.pop(id(leg), None)
         if leg.sends and leg.tokens:
             self._kept[leg.key] = leg.prompt_tokens
 
     def left(self, key: str) -> bool:
-        """Take note that the KV of a key is gone, maybe before its request is answered; return whether it was here."""
+        """Record that the KV of a key is gone, maybe before its request is answered; return whether it was here."""
         was_here = self._kept.pop(key, None) is not None
         for leg in self._legs.values():
             if leg.key == key and leg.sends:
@@ -104,20 +103,20 @@ _PREFIX = "vllm:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One look.
+    """What vLLM reports at /metrics.
 
     Attributes:
         blocks: KV blocks that it has.
         block_tokens: Tokens of a block.
         used_share: Share of the blocks that is in use, 0 to 1.
         running: Requests in the batch.
-        waiting: Requests that wait, for their turn or for KV.
+        waiting: Requests that wait, to be scheduled or for KV.
         awaiting_kv: Those that wait for KV of another machine.
         tokens: Output tokens so far.
         prompt_tokens: Prompt tokens so far, however they came.
         fetched_tokens: Those whose KV came from another machine.
         steps: Iterations so far.
-        preemptions: How often KV had to go for lack of memory.
+        preemptions: Requests that lost their KV because memory was full.
     """
 
     blocks: int = 0
@@ -134,7 +133,7 @@ class Figures:
 
 
 def read_figures(text: str) -> Figures:
-    """Return the figures in Prometheus text; what is not there counts as nothing.
+    """Return the figures in Prometheus text; a missing one is 0.
 
     Args:
         text: The body of GET /metrics.
@@ -180,14 +179,14 @@ _TOKENS = range(1, 128)
 
 
 class FirstRequests:
-    """What a server is asked before clients may ask it.
+    """The requests that a server answers before clients' requests.
 
     Args:
         session: For calls.
         url: The server's.
         model: Name that it serves.
         context_tokens: Tokens of its longest request, >= 2.
-        within_s: What an answer may take.
+        within_s: Longest time of an answer.
     """
 
     def __init__(
@@ -207,13 +206,13 @@ class FirstRequests:
         tokens = min(_FIRST_TOKENS, self._context_tokens - outputs)
         await self._ask(tokens, max_tokens=outputs, temperature=1.0, top_p=1.0, top_k=0, ignore_eos=True)
         await self._ask(1, max_tokens=1, temperature=1.0, top_p=0.9, top_k=50)
-        # Whoever starts the server may forbid log-probabilities.
+        # The server's arguments may forbid log-probabilities.
         await self._ask(1, max_tokens=1, temperature=0.0, logprobs=1, or_refuses=True)
 
     async def prefill_times_s(self) -> Mapping[int, float]:
         """Return the shortest time of prompts of some lengths, in tokens: of two, and of longer ones in about a second.
 
-        All of a request counts, also what the server does around prefill, which takes it milliseconds.
+        The time of the whole request counts, with the milliseconds that the server takes around prefill.
 
         Raises:
             SpecError: It does not answer as it should.
@@ -253,8 +252,8 @@ class FirstRequests:
 def between(times_s: Mapping[int, float]) -> Callable[[Floats], Floats]:
     """Return the time of prefill by prompt tokens: straight lines through what was measured.
 
-    Beyond the longest prompt measured the last line goes on: attention, which grows faster, would make layer-wise
-    transfers pay even earlier. Below the shortest the first one does, down to 0.
+    Beyond the longest prompt measured the last line continues: attention, which grows faster, would make layer-wise
+    transfers pay even earlier. Below the shortest prompt the first line continues, down to 0.
 
     Args:
         times_s: Prompt tokens, >= 1 and growing, to time; at least one.
@@ -275,15 +274,15 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectorLine:
-    """Listens for one connector.
+    """The worker's end of the socket to vLLM's connector; `phasesplit.vllm.reports` is the other end.
 
     Args:
-        path: Where; must not exist.
-        hear: Takes each report.
+        path: Of the socket; must not exist.
+        on_report: Called with each report.
     """
 
-    def __init__(self, path: str, hear: Callable[[dict[str, Any]], None]) -> None:
-        self._path, self._hear = path, hear
+    def __init__(self, path: str, on_report: Callable[[dict[str, Any]], None]) -> None:
+        self._path, self._on_report = path, on_report
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(path)
         os.chmod(path, 0o600)
@@ -297,7 +296,7 @@ class ConnectorLine:
         self._task = asyncio.create_task(self._read())
 
     def abort(self, key: str) -> None:
-        """Let the connector drop what it has of a key; nothing happens where there is no connector."""
+        """Let the connector drop what it has of a key; without a connector nothing happens."""
         self._order({"abort": key})
 
     def set_threshold(self, tokens: int) -> None:
@@ -305,7 +304,7 @@ class ConnectorLine:
         self._order({"threshold_tokens": tokens})
 
     def close(self) -> None:
-        """Hang up: the connector's process ends then."""
+        """Close the socket: the connector's process ends then."""
         if self._task is not None:
             self._task.cancel()
         for end in (self._line, self._listener):
@@ -326,22 +325,22 @@ class ConnectorLine:
             try:
                 report = json.loads(text)
             except ValueError:
-                _log.error("what the connector reports is not JSON: %d bytes, %s", len(text), text[:80])
+                _log.error("a report of the connector is not JSON: %d bytes, %s", len(text), text[:80])
                 continue
-            self._hear(report)
+            self._on_report(report)
 
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _STALE_S = 30.0
 _CALL_S = 10.0
-_TOLD = ("prefill_started", "kv_ready", "kv_left", "gone")
+_FORWARDED = ("prefill_started", "kv_ready", "kv_left", "gone")
 
 
 class VllmWorkerState:
-    """A vLLM worker as its server sees it; satisfies `engine.server.Speaker`.
+    """What a vLLM worker's server needs to know; satisfies `engine.server.Speaker`.
 
     Args:
-        settings: What the worker is told.
+        settings: The worker's.
         server: Its vLLM.
         session: For calls to it.
         line: Path of the socket that its connector reports to.
@@ -362,13 +361,13 @@ class VllmWorkerState:
         self._hello: dict[str, Any] = {}
         self._threshold_tokens: int | None = None
         self._link = ""
-        self._moved: Mapping[str, Any] = {}
+        self._transfers: Mapping[str, Any] = {}
         self._missed = 0
         self._context_tokens = self._memory_bytes = 0
-        self._figures, self._looked_s = Figures(), time.monotonic()
-        self._line = ConnectorLine(line, self._hear)
+        self._figures, self._read_s = Figures(), time.monotonic()
+        self._line = ConnectorLine(line, self._on_report)
         self._line.start()
-        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -377,31 +376,31 @@ class VllmWorkerState:
     @property
     def error(self) -> BaseException | None:
         """See `Speaker`; a server that does not answer counts as ended."""
-        if self.server.error is None and time.monotonic() - self._looked_s > _STALE_S:
+        if self.server.error is None and time.monotonic() - self._read_s > _STALE_S:
             self.server.error = TimeoutError(f"vLLM has not answered for {_STALE_S:g} s")
         return self.server.error
 
     async def start(self, url: str) -> None:
-        """Begin to look after a server that is up.
+        """Begin to watch a server that is up.
 
         Args:
             url: Where others reach this worker.
 
         Raises:
-            SpecError: It does not say what it is.
+            SpecError: It does not answer what it serves.
         """
         self.url = url
         try:
             self._context_tokens = orjson.loads(await self._page("/v1/models"))["data"][0]["max_model_len"]
-            await self._look()
+            await self._read_metrics()
         except (aiohttp.ClientError, TimeoutError, OSError) as problem:
             raise SpecError(f"vLLM does not say what it serves: {type(problem).__name__} {problem}") from None
         if not self._figures.blocks:
-            raise SpecError("vLLM's /metrics does not tell its KV blocks; it must run without --disable-log-stats")
-        self._looking = asyncio.create_task(self._keep_looking())
+            raise SpecError("vLLM's /metrics has no count of KV blocks; it must run without --disable-log-stats")
+        self._watching = asyncio.create_task(self._watch_metrics())
 
     async def warm_up(self) -> None:
-        """Let the server, once looked after, answer what no client waits for, and settle which KV leaves by layers.
+        """Let the server, once watched, answer its first requests, and settle which KV leaves layer by layer.
 
         Raises:
             SpecError: It does not answer as it should.
@@ -411,7 +410,7 @@ class VllmWorkerState:
         )
         await first.warm_up()
         self._memory_bytes = await asyncio.to_thread(self.server.resident_bytes)
-        if "link" not in self._hello:  # a connector greets before its server serves: there is none of ours
+        if "link" not in self._hello:  # ours says hello before its server serves
             return
         link, tokens = Link(**self._hello["link"]), self._hello["threshold_tokens"]
         if tokens is None:
@@ -435,7 +434,7 @@ class VllmWorkerState:
                 "layout",
                 {"engine": "vllm", "connector": self.settings.connector, "block_tokens": figures.block_tokens},
             ),
-            # Where the other machine's worker calls, see `vllm_meetings`.
+            # Where the other machine's worker calls, see `proxy`.
             "address": {"boot_id": boot_id(), **self._hello.get("address", {}), "http": self.url},
             "threshold_tokens": self._threshold_tokens,
             "measured_link": self._hello.get("link"),
@@ -452,10 +451,10 @@ class VllmWorkerState:
             "steps": figures.steps,
             "tokens": figures.tokens,
             "evictions": figures.preemptions,
-            "figures_age_s": round(time.monotonic() - self._looked_s, 3),
+            "figures_age_s": round(time.monotonic() - self._read_s, 3),
             "is_draining": self.is_draining,
             "transfers": {
-                **self._moved, "missed": self._missed,
+                **self._transfers, "missed": self._missed,
                 "prompt_tokens": figures.prompt_tokens, "fetched_tokens": figures.fetched_tokens,
             },
             "started_s": self.started_s,
@@ -473,7 +472,7 @@ class VllmWorkerState:
         self.drop(key)
 
     def drop(self, key: str) -> None:
-        """Let the KV go that is kept for a key."""
+        """Drop the KV that is kept for a key."""
         self._line.abort(key)
         if self.settings.connector != "phasesplit":
             self.legs.left(key)
@@ -483,47 +482,47 @@ class VllmWorkerState:
         self.feed.nudge()
 
     async def drained(self, within_s: float) -> bool:
-        """Wait until no request is here; return whether that came in time."""
+        """Wait until no request is live; return whether that came in time."""
         end_s = time.monotonic() + within_s
         while len(self.legs) and time.monotonic() < end_s:
             await asyncio.sleep(0.02)
         return not len(self.legs)
 
-    def tell(self, report: dict[str, Any]) -> None:
-        """Tell who listens what happens to a key; that its KV has left, once."""
-        if "kv_left" not in report or self.legs.left(str(report["kv_left"])):
-            self.feed.tell(report)
+    def report(self, event: dict[str, Any]) -> None:
+        """Send the gateway what happens to a key; that its KV has left, once."""
+        if "kv_left" not in event or self.legs.left(str(event["kv_left"])):
+            self.feed.tell(event)
 
     def close(self) -> None:
-        """End all requests, and whoever listens."""
+        """End all requests and all listeners."""
         for task in tuple(self.tasks.values()):
             task.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         self.feed.close()
         self._line.close()
 
-    def _hear(self, report: dict[str, Any]) -> None:
+    def _on_report(self, report: dict[str, Any]) -> None:
         if "hello" in report:
             self._hello = report["hello"]
-        elif "moved" in report:
-            self._moved = report["moved"]
+        elif "transfers" in report:
+            self._transfers = report["transfers"]
         elif "missed" in report:
-            self._missed += 1  # vLLM computes the prompt itself; nobody has to act
-        elif any(kind in report for kind in _TOLD):
-            self.tell(report)
+            self._missed += 1  # vLLM computes the prompt itself
+        elif any(kind in report for kind in _FORWARDED):
+            self.report(report)
 
-    async def _keep_looking(self) -> None:
+    async def _watch_metrics(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             try:
-                await self._look()
+                await self._read_metrics()
             except (aiohttp.ClientError, TimeoutError, OSError):
                 continue  # the age of the figures shows it
 
-    async def _look(self) -> None:
+    async def _read_metrics(self) -> None:
         self._figures = read_figures(await self._page("/metrics"))
-        self._looked_s = time.monotonic()
+        self._read_s = time.monotonic()
 
     async def _page(self, path: str) -> str:
         """Return a page of the server, or raise what aiohttp raises."""

@@ -19,21 +19,21 @@ import aiohttp
 from phasesplit.errors import SpecError
 from phasesplit.launcher.supervisor import end_with_parent
 
-_LOOK_S, _STOP_S, _CALL_S = 0.5, 5.0, 5.0
+_POLL_S, _STOP_S, _CALL_S = 0.5, 5.0, 5.0
 CONNECTORS = ("phasesplit", "nixl", "none")
 _GUARD = 'read -r _; kill -9 "-$1" 2>/dev/null'
-"""A shell that waits for the end of its input, which is ours, and then ends a process group: vLLM's server dies with
+"""A shell that waits for the end of its input, which is ours, and then ends a process group: vLLM's server ends with
 its parent, but the processes that it has started do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """What a vLLM worker is told at its start.
+    """The settings of a vLLM worker.
 
     Attributes:
         name: Its name, unique in the cluster.
         epoch: Which start of it this is.
-        home: The role it comes with: `prompt`, `token`, `mixed` or `unsplit`.
+        home: The role it comes with: `prefill`, `decode`, `mixed` or `unsplit`.
         model: What vLLM is to load: a directory or a hub's name.
         models: Names under which clients ask for it.
         python: Interpreter that has vLLM, and phasesplit, installed.
@@ -75,7 +75,7 @@ class VllmSettings:
 
 
 def require_vllm(python: str) -> None:
-    """Look whether an interpreter has vLLM, without importing it.
+    """Check that an interpreter has vLLM, without importing it.
 
     Args:
         python: The interpreter.
@@ -83,10 +83,10 @@ def require_vllm(python: str) -> None:
     Raises:
         SpecError: It has none, or cannot be run.
     """
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    check = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     try:
         # -P: a folder of that name where the worker is started is not vLLM.
-        done = subprocess.run([python, "-P", "-c", look], stdin=subprocess.DEVNULL, capture_output=True)  # noqa: S603 - the user names the interpreter
+        done = subprocess.run([python, "-P", "-c", check], stdin=subprocess.DEVNULL, capture_output=True)  # noqa: S603 - the user names the interpreter
     except OSError as problem:
         raise SpecError(f"{python}: {problem.strerror or problem}") from None
     if done.returncode:
@@ -97,7 +97,7 @@ def command(settings: VllmSettings, port: int, line: str) -> list[str]:
     """Return program and arguments of the API server.
 
     Args:
-        settings: What the worker is told.
+        settings: The worker's.
         port: Where the server listens, on this host alone.
         line: Path of the socket that its connector reports to.
     """
@@ -130,12 +130,12 @@ def _transfer(settings: VllmSettings, line: str) -> dict[str, Any]:
 
 
 def environment(settings: VllmSettings, side_port: int, key: str) -> dict[str, str]:
-    """Return what the server finds in its environment; what is set already stays, but for the key.
+    """Return the server's environment; what is set already stays, except the key.
 
     Args:
-        settings: What the worker is told.
+        settings: The worker's.
         side_port: A free port, for NIXL's handshakes.
-        key: What its callers have to bring.
+        key: The key that calls must have.
     """
     usual = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # each server would bind to the same cores
@@ -148,7 +148,7 @@ def environment(settings: VllmSettings, side_port: int, key: str) -> dict[str, s
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens at now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -158,13 +158,13 @@ class VllmServer:
     """The process.
 
     Args:
-        settings: What the worker is told.
+        settings: The worker's.
         line: Path of the socket that its connector reports to.
 
     Attributes:
         url: Where it listens.
-        headers: What calls to it have to bring: other users of this host reach it too.
-        error: Why it serves no more; None while it does.
+        headers: What calls to it must have: other users of this host reach it too.
+        error: Why it no longer serves; None while it does.
     """
 
     def __init__(self, settings: VllmSettings, line: str) -> None:
@@ -206,10 +206,10 @@ class VllmServer:
                 raise SpecError(f"vLLM does not start: {self.error}; its log is above")
             if asyncio.get_running_loop().time() > until_s:
                 raise SpecError(f"vLLM does not serve within {self._settings.start_s:g} s")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def resident_bytes(self) -> int:
-        """Return the memory of its processes that is not of files, 0 where the system does not say."""
+        """Return the memory of its processes that is not of files, 0 if the system does not say."""
         group, pages = "" if self._process is None else str(self._process.pid), 0
         for place in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):

@@ -1,7 +1,4 @@
-"""The process of one vLLM worker: it starts vLLM's API server, speaks for it to the gateway, and ends with it.
-
-`phasesplit vllm-worker`: a vLLM server as a worker of a live cluster.
-"""
+"""`phasesplit vllm-worker`: start vLLM's API server, let it join a gateway as a worker, and end with it."""
 
 import os
 import tempfile
@@ -94,7 +91,12 @@ def vllm_worker(
         ),
     ] = None,
     drain: Annotated[
-        str, option("--drain", text="Time that requests have to end in when it is told to stop; 30 s.", metavar="S")
+        str,
+        option(
+            "--drain",
+            text="Time that live requests have to end when the worker is stopped; by default 30 s.",
+            metavar="S",
+        ),
     ] = "30 s",
     epoch: Annotated[int | None, typer.Option("--epoch", hidden=True)] = None,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
@@ -164,13 +166,13 @@ async def run_vllm_worker(
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> int:
-    """Run a vLLM worker until it is told to stop, and return the process's exit code; see `worker.run_worker`.
+    """Run a vLLM worker until it is stopped, and return the process's exit code; see `worker.run_worker`.
 
     Args:
-        settings: What it is.
-        place: Where it is.
-        ready: Told once it can be reached: `url`, and its facts.
-        say: Takes one line for the log.
+        settings: The worker's.
+        place: Where it listens and which gateway it joins.
+        ready: Called with `url` and its facts once it can be reached.
+        say: Called with each line for the log.
 
     Raises:
         SpecError: vLLM does not start or does not serve, or the address cannot be had.
@@ -182,20 +184,20 @@ async def run_vllm_worker(
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=server.headers) as session,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as peers,
     ):
-        speaker = VllmWorkerState(settings, server, session, line)
+        worker = VllmWorkerState(settings, server, session, line)
         try:
             await server.start(session)
             listening = Listening(place.host, place.port)
-            await speaker.start(place.url(listening))
-            await speaker.warm_up()
-            proxy = VllmProxy(speaker, peers)
+            await worker.start(place.url(listening))
+            await worker.warm_up()
+            proxy = VllmProxy(worker, peers)
             computing = [
                 Route("/v1/completions", proxy, methods=["POST"]),
                 Route("/handover", proxy.handover, methods=["POST"]),
             ]
-            await listening.start(speaker_app(speaker, computing, key=place.key))
-            speaker.start_up_s = round(start_up_s(), 3)
-            return await live(speaker, place, listening, ready=ready, say=say)
+            await listening.start(speaker_app(worker, computing, key=place.key))
+            worker.start_up_s = round(start_up_s(), 3)
+            return await live(worker, place, listening, ready=ready, say=say)
         finally:
-            speaker.close()
+            worker.close()
             await server.stop()
