@@ -98,7 +98,7 @@ class VllmCluster:
         return {machine["name"]: machine for machine in self.get("/admin/pools", headers=_ADMIN)["machines"]}
 
     def facts(self, name: str) -> dict[str, Any]:
-        """Return what a machine says of itself now; the gateway hears it a beat later."""
+        """Return the facts of a machine now; the gateway gets them a beat later."""
         return dict(self.get("/facts", self.machines()[name]["url"], _JOIN))
 
     def counted(self, metric: str) -> float:

@@ -124,7 +124,7 @@ class Machine:
         return self._results.pop(name)
 
     def arrival_s(self, name: str) -> float:
-        """Wait until vLLM's scheduler knows that the KV of a request is here; return when it was told."""
+        """Wait until vLLM's scheduler knows that the KV of a request is here; return when it learned that."""
         end_s = time.monotonic() + _ANSWER_S
         while name not in self._arrivals:
             assert time.monotonic() < end_s, f"no KV for {name}; {self.log.read_text()[-3000:]}"

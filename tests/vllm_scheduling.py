@@ -169,7 +169,7 @@ class Machine:
         transfers.do(lambda: transfers.sends.abort_key(key, "dropped"))
 
     def step(self) -> None:
-        """Schedule and compute a step; an engine that schedules ahead hears of the one before only then."""
+        """Schedule and compute a step; an engine that schedules ahead gets the output of the one before only then."""
         self._in_flight.append(self._compute(self._scheduler.schedule()))
         while len(self._in_flight) > self._is_async:
             self._read()

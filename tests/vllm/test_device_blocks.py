@@ -64,7 +64,7 @@ def test_what_goes_out_comes_in() -> None:
 
 
 class Stream:
-    """Takes note of what a stream of a GPU is told."""
+    """Records the calls of a stream of a GPU."""
 
     def __init__(self, *_: Any) -> None:
         self.told: list[tuple[str, Any]] = []
@@ -78,7 +78,7 @@ class Stream:
 
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Stand in for CUDA; return what its driver is told of memory to pin, and says."""
+    """Stand in for CUDA; return the memory that its driver is asked to pin, and its answers."""
     calls: list[tuple[int, int, int]] = []
     driver = SimpleNamespace(calls=calls, status=0)
 
@@ -107,7 +107,7 @@ def test_a_copy_in_comes_after_the_copies_out(pinned: Any) -> None:
 
 
 def test_memory_that_cannot_be_pinned_is_named(pinned: Any) -> None:
-    """Wrong if a machine with too little memory dies without saying which setting takes it."""
+    """Wrong if a machine with too little memory ends without saying which setting takes it."""
     from phasesplit.vllm.device_blocks import AcceleratorDevice
 
     pinned.status = 2

@@ -94,7 +94,7 @@ def test_an_offer_in_mid_pass_is_taken_up(pair: Pair) -> None:
 
 
 def test_a_threshold_comes_down_the_line(tmp_path: Path) -> None:
-    """Wrong if what the link was measured is not told, or the threshold that follows from it is not obeyed."""
+    """Wrong if the measured link is not reported, or the threshold that follows from it is not used."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "line"))
         listener.listen(1)
@@ -135,7 +135,7 @@ def test_a_threshold_that_changes_in_mid_prompt(pair: Pair, thresholds: tuple[in
     for done, tokens, threshold in zip((0, 10, 19), (10, 9, 11), thresholds[1:], strict=True):
 
         def then(layer: int, threshold: int = threshold) -> None:
-            if layer == 1:  # the line is heard while the model computes
+            if layer == 1:  # orders arrive while the model computes
                 prefill.worker._transfers.threshold_tokens = threshold
 
         first, end = done // BLOCK_TOKENS, -(-(done + tokens) // BLOCK_TOKENS)
@@ -148,7 +148,7 @@ def test_a_threshold_that_changes_in_mid_prompt(pair: Pair, thresholds: tuple[in
 
 
 def test_blocks_are_kept_until_a_late_offer_has_its_kv(pair: Pair) -> None:
-    """Wrong if vLLM may use a prompt's blocks again before they have left, or is never told that it may."""
+    """Wrong if vLLM may use a prompt's blocks again before they have left, or never learns that it may."""
     prefill, decode = pair
     request = prefill.prefill_leg("k", 9, decode)
     prefill.step({"p.k": (0, 9)}, {"p.k": (7, 8, 9)})
@@ -222,7 +222,7 @@ def test_a_request_is_taken_once() -> None:
         {"peer_epoch": 10**4000},
     ],
 )  # fmt: skip
-def test_a_wish_that_is_wrong_ends_no_engine(pair: Pair, wrong: dict[str, Any]) -> None:
+def test_wrong_kv_params_end_no_engine(pair: Pair, wrong: dict[str, Any]) -> None:
     """Wrong if words that a client sends can end a machine, or make it keep blocks for nobody."""
     prefill, decode = pair
     request = prefill.prefill_leg("k", 8, decode, wrong)
@@ -231,7 +231,7 @@ def test_a_wish_that_is_wrong_ends_no_engine(pair: Pair, wrong: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("params", ["x", ["key"], 3, True])
-def test_what_is_no_mapping_is_no_wish(params: object) -> None:
+def test_what_is_no_mapping_is_no_kv_params(params: object) -> None:
     """Wrong if a client that sends a text for `kv_transfer_params` ends vLLM's scheduler."""
     half, request = SchedulerHalf(BLOCK_TOKENS), Request("r", 9, params)
     half.arrived(request)
@@ -239,8 +239,8 @@ def test_what_is_no_mapping_is_no_wish(params: object) -> None:
     assert half.step({"r": 9}, [("r", 0)], {}.__getitem__) == StepOrders()
 
 
-def test_a_whole_request_says_when_its_prompt_phase_begins(tmp_path: Path) -> None:
-    """Wrong if the gateway cannot tell a request that waits from one that is computed, or hears of one that is gone."""
+def test_a_whole_request_reports_when_its_prefill_begins(tmp_path: Path) -> None:
+    """Wrong if the gateway takes a request that waits for one that is computed, or learns of one that is gone."""
     half = SchedulerHalf(BLOCK_TOKENS)
     waiting, gone, other = (
         Request("r1", 9, {"key": "a"}), Request("r2", 9, {"key": "b"}), Request("r3", 9, {"key": "c" * 257}),
@@ -266,7 +266,7 @@ def test_a_whole_request_says_when_its_prompt_phase_begins(tmp_path: Path) -> No
         machine.close()
 
 
-def test_a_dead_mover_ends_its_machine(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_thread_that_ends_takes_its_machine_along(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong if a decode machine goes on without the thread that brings KV, and its requests wait for ever."""
     _, decode = pair
 
@@ -298,7 +298,7 @@ def test_a_refused_request_leaves_the_first_of_its_key_alone(pair: Pair) -> None
 
 
 @pytest.mark.parametrize("when", ["waiting", "begun", "computed"])
-def test_an_abort_of_the_prompt_frees_both_sides(pair: Pair, when: str) -> None:
+def test_an_abort_of_the_prefill_leg_frees_both_sides(pair: Pair, when: str) -> None:
     """Wrong if a client that gives up leaves staging slots held, or the decode machine waiting."""
     prefill, decode = pair
     request = prefill.prefill_leg("k", 12, decode)
@@ -316,7 +316,7 @@ def test_an_abort_of_the_prompt_frees_both_sides(pair: Pair, when: str) -> None:
     assert not prefill.sent  # vLLM has freed the blocks itself
 
 
-def test_an_abort_of_the_token_side_lets_the_prefill_machine_go(pair: Pair) -> None:
+def test_an_abort_of_the_decode_leg_frees_the_prefill_machine(pair: Pair) -> None:
     """Wrong if KV that nobody will take stays on the prefill machine."""
     prefill, decode = pair
     request = prefill.prefill_leg("k", 12, decode)

@@ -44,7 +44,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @contextmanager
 def another(name: str, directory: Path, **settings: Any) -> Iterator[Machine]:
-    """Start a machine beside the pair, without waiting until it is up, and end it."""
+    """Start a machine in addition to the pair, without waiting until it is up, and end it."""
     machine = Machine(name, directory, timeouts=TIMEOUTS, environment=KEY, **settings)
     try:
         yield machine
@@ -171,7 +171,7 @@ def test_a_full_cache_preempts_and_still_answers(pair: Pair, tmp_path: Path) -> 
 
 
 def test_kv_of_another_layout_is_refused(pair: Pair, tmp_path: Path) -> None:
-    """Wrong if a machine reads KV as what it is not, or its owner is not told which setting differs."""
+    """Wrong if a machine reads KV as what it is not, or the error does not name the setting that differs."""
     prompt = prompt_of(200, 12)
     whole = pair.whole({"differs": prompt}, MOST)["differs"]
     with (
@@ -192,8 +192,8 @@ def test_kv_of_another_layout_is_refused(pair: Pair, tmp_path: Path) -> None:
             pair.decode.forget()
 
 
-def test_a_killed_prefill_machine_and_its_next_life(pair: Pair, tmp_path: Path) -> None:
-    """Wrong if its death in mid-transfer shows in the text, or its next start is not told from the last."""
+def test_a_killed_prefill_machine_and_its_next_start(pair: Pair, tmp_path: Path) -> None:
+    """Wrong if its loss in mid-transfer shows in the text, or its next start is taken for the last."""
     prompt = prompt_of(900, 11)
     whole = pair.decode.whole("w", prompt, MOST)
     pair.decode.forget()

@@ -69,7 +69,7 @@ def test_what_the_connector_knows_is_taken() -> None:
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
         ({"later": {"world_size": 2}}, "prefill_context_parallel_size"),
         ({"data_parallel_size": 2}, "data_parallel_size"),
-        ({"engine": "6f1c_dp0"}, "data_parallel_size"),  # a rank of a dense model is told that it is alone
+        ({"engine": "6f1c_dp0"}, "data_parallel_size"),  # a rank of a dense model, whose settings say that it is alone
         ({"later": {"enable_dbo": True}}, "enable_dbo"),
         ({"later": {"ubatch_size": 2}}, "ubatch_size"),
         ({"failure": "fail"}, "kv_load_failure_policy: got 'fail', allowed is 'recompute'"),

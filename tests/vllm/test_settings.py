@@ -1,4 +1,4 @@
-"""What the connector is told, and what it makes of the weights' place."""
+"""The connector's settings, and the text by which it knows weights."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from phasesplit.vllm.staging import Slots, slots_for
 
 
 def test_settings_are_read() -> None:
-    """Wrong if what a person sets is ignored, or a misspelt name is not told."""
+    """Wrong if what a person sets is ignored, or a misspelt name is not reported."""
     assert Settings.from_extra_config({"machine": "a", "epoch": 3, "threshold_tokens": 7}).threshold_tokens == 7
     assert Settings.from_extra_config({"machine": "a", "epoch": 3}).threshold_tokens is None
     with pytest.raises(TransferError, match="unknown name 'treshold_tokens'"):
@@ -41,7 +41,7 @@ def test_other_weights_have_another_text(tmp_path: Path, name: str, place: int) 
     assert text != weights_text(str(tmp_path / "a"), None, loaded_as="fp8")
 
 
-def test_weights_elsewhere_are_told_by_their_name(tmp_path: Path) -> None:
+def test_weights_elsewhere_are_known_by_their_name(tmp_path: Path) -> None:
     """Wrong if a hub's models are taken for one another, or nothing to compare by is taken for equal."""
     assert weights_text("hub/name", None) == "hub/name@main"
     assert weights_text("hub/name", "v2", loaded_as="fp8") == "hub/name@v2 fp8"

@@ -73,19 +73,19 @@ def test_a_killed_prefill_machine_is_invisible(cluster: VllmCluster) -> None:
     """Wrong if a client sees that the machine which computes its prompt was killed in mid-transfer."""
     prompt, before = prompt_of(1500, 3), cluster.counted("phasesplit_retries_total")
     answers: list[str] = []
-    asking = threading.Thread(target=lambda: answers.append(cluster.text(prompt, 8)))
-    asking.start()
+    client = threading.Thread(target=lambda: answers.append(cluster.text(prompt, 8)))
+    client.start()
     is_prefilling = 'phasesplit_live_requests{state="prefilling"}'
     cluster.until(lambda: cluster.counted(is_prefilling) == 1, "the prefill phase does not begin")
     time.sleep(0.5)  # some of its layers have left
     cluster.kill("prefill-0")
-    asking.join(ANSWER_S)
+    client.join(ANSWER_S)
     assert answers == [cluster.text(prompt, 8, "decode-0")]
     assert cluster.counted("phasesplit_retries_total") > before, "it was killed too late"
 
 
 def test_machines_that_differ_are_refused(cluster: VllmCluster, tmp_path: Path) -> None:
-    """Wrong if a machine whose KV the others would misread joins, or its owner is not told which setting to change."""
+    """Wrong if a machine whose KV the others would misread joins, or its error does not name the setting to change."""
     others = {
         "block_tokens: 64 against 32": ("--block-tokens", "64", "--", *ARGUMENTS),
         "dtype: 'bfloat16' against 'float32'": ("--", *ARGUMENTS, "--dtype", "bfloat16"),

@@ -90,7 +90,7 @@ async def speaker_of(server: Server, directory: Path, **changed: Any) -> AsyncIt
 def warmed(
     server: Server, directory: Path, hello: dict[str, Any] | None = None, **changed: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a worker's facts after its server's first requests, and what its connector, if it greets, was told."""
+    """Return a worker's facts after the first requests, and the orders to its connector, if it says hello."""
 
     async def all_of_it() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         async with speaker_of(server, directory, **changed) as worker:
@@ -119,7 +119,7 @@ def test_the_threshold_follows_from_what_was_measured(tmp_path: Path) -> None:
     assert f"layer by layer from {facts['threshold_tokens']:,} tokens" in facts["link"]
 
 
-def test_a_slow_prompt_phase_lowers_the_threshold(tmp_path: Path) -> None:
+def test_slow_prefill_lowers_the_threshold(tmp_path: Path) -> None:
     """Wrong if the time of the prefill phase is not measured: a link slower than it shows the difference."""
     found = []
     for name, s_per_token in (("fast", 1e-6), ("slow", 1e-3)):

@@ -1,4 +1,4 @@
-"""The process beside a vLLM server, with a server that only pretends."""
+"""The worker process of a vLLM machine, with a server that only pretends."""
 
 import asyncio
 import io
@@ -108,7 +108,7 @@ class FakeVllm:
 
 
 class Side:
-    """A worker beside a fake vLLM."""
+    """A worker with a fake vLLM."""
 
     def __init__(self, name: str, directory: Path, session: aiohttp.ClientSession, connector: str) -> None:
         self.vllm = FakeVllm()
@@ -174,7 +174,7 @@ def by() -> dict[str, Any]:
 
 
 def test_figures_are_read() -> None:
-    """Wrong if the gateway is told another queue or fill level than vLLM's."""
+    """Wrong if the gateway gets another queue or fill level than vLLM's."""
     figures = read_figures(METRICS)
     assert (figures.blocks, figures.block_tokens, figures.used_share) == (728, 32, 0.25)
     assert (figures.running, figures.waiting, figures.awaiting_kv) == (2, 3, 1)
@@ -280,7 +280,7 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, kv: Any, connector: st
 def test_whole_requests_go_to_vllm_as_they_are(tmp_path: Path, connector: str, kv: Any) -> None:
     """Wrong if an unsplit request carries words that only split ones mean, or prompt log-probabilities are refused.
 
-    Our connector is told its key, and says when its prefill phase begins.
+    Our connector gets its key, and reports when its prefill begins.
     """
 
     async def test(prefill: Side, _: Side) -> None:
@@ -363,7 +363,7 @@ def test_a_server_without_figures_is_refused(tmp_path: Path) -> None:
 
 
 def test_long_prompts_get_through(tmp_path: Path) -> None:
-    """Wrong if vLLM's first event, which repeats the prompt's ids, is too long a line for the worker beside it."""
+    """Wrong if vLLM's first event, which repeats the prompt's ids, is too long a line for its worker."""
 
     async def test(prefill: Side, _: Side) -> None:
         ids = [100_000 + place for place in range(60_000)]
@@ -430,7 +430,7 @@ def test_handovers_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_worker_drains_until_its_kv_has_left(tmp_path: Path) -> None:
-    """Wrong if a machine that is told to stop takes KV with it that another one is still fetching."""
+    """Wrong if a machine that is stopped takes KV with it that another one is still fetching."""
 
     async def test(prefill: Side, _: Side) -> None:
         leg = Leg("k", 9, sends=True, tokens=1)
@@ -481,7 +481,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_no_process_of_vllm_outlives_its_worker(how: str) -> None:
-    """Wrong if the processes that vLLM starts go on when the worker beside it ends, even by SIGKILL."""
+    """Wrong if the processes that vLLM starts go on when its worker ends, even by SIGKILL."""
     ended = subprocess.run(
         [sys.executable, "-c", _PARENT, how], capture_output=True, text=True, timeout=60, check=False
     )
@@ -555,10 +555,10 @@ def test_the_key_of_a_file_reaches_vllm(tmp_path: Path, given: list[VllmSettings
     assert settings.environment["PHASESPLIT_JOIN_KEY"] == "a-long-key"
 
 
-def test_a_model_that_is_not_there_is_told_before_vllm_starts(
+def test_a_model_that_is_not_there_is_an_error_before_vllm_starts(
     given: list[VllmSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wrong path would be told after a minute, in the midst of a hundred lines of vLLM's."""
+    """Wrong if a wrong path is reported after a minute only, in the midst of a hundred lines of vLLM's."""
     for wrong in (tmp_path / "no", "./no"):
         assert cli.run(["vllm-worker", "--model", str(wrong)]) == 2
         told = capsys.readouterr().err
