@@ -80,7 +80,7 @@ def waiting(
 def batch(ledger: Ledger, machine: int) -> list[tuple[str, int]]:
     """Return the running batch as (phase, slot), in order of lanes."""
     tasks = ledger.running_entries[ENTRY_TASK, machine, : ledger.machines["running_entries"][machine]].tolist()
-    return [("prompt" if task % 2 == PREFILL else "token", task // 2) for task in tasks]
+    return [("prefill" if task % 2 == PREFILL else "decode", task // 2) for task in tasks]
 
 
 def listed(ledger: Ledger, kind: int, machine: int) -> list[int]:

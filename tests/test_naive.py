@@ -39,15 +39,15 @@ def test_unsplit_instance_cuts_preempts_and_mixes() -> None:
     result = simulate(arrivals, [machine("unsplit")], MODEL)
     builds = [(build.batch, build.iterations, build.waiting) for build in result.builds]
     assert builds == [
-        ((("prompt", 0, 1),), 1, ()),
+        ((("prefill", 0, 1),), 1, ()),
         # Nine iterations are planned; the decode task of request 1 cuts them to three, its prompt is too long to.
-        ((("token", 0, 9),), 9, ()),
-        ((("prompt", 1, 1),), 1, (("token", 0, 1), ("token", 1, 0))),
-        ((("token", 0, 6), ("token", 1, 2)), 2, ()),
-        ((("token", 0, 4),), 4, ()),
-        ((("token", 0, 3), ("prompt", 2, 1)), 1, (("token", 2, 0),)),
-        ((("token", 0, 2), ("token", 2, 1)), 1, ()),
-        ((("token", 0, 1),), 1, ()),
+        ((("decode", 0, 9),), 9, ()),
+        ((("prefill", 1, 1),), 1, (("decode", 0, 1), ("decode", 1, 0))),
+        ((("decode", 0, 6), ("decode", 1, 2)), 2, ()),
+        ((("decode", 0, 4),), 4, ()),
+        ((("decode", 0, 3), ("prefill", 2, 1)), 1, (("decode", 2, 0),)),
+        ((("decode", 0, 2), ("decode", 2, 1)), 1, ()),
+        ((("decode", 0, 1),), 1, ()),
     ]
     starts_s = [build.time_s for build in result.builds]
     assert starts_s == pytest.approx([0.0, 1.0, 1.3, 4.3, 4.5, 4.6, 4.6 + 1.1 * 0.501, 4.7 + 1.1 * 0.501])
@@ -74,7 +74,7 @@ def test_long_prompt_cuts_a_step_only_by_its_token_task(decode_instance: int, qu
 
 def test_transfer_separates_prompt_and_token_phase() -> None:
     """The decode phase would not start exactly when the KV cache has arrived on the decode instance."""
-    result = simulate([Arrival(0.5, 800, 4)], [machine("prompt"), machine("token")], MODEL)
+    result = simulate([Arrival(0.5, 800, 4)], [machine("prefill"), machine("decode")], MODEL)
     (outcome,) = result.outcomes
     assert (outcome.prefill_instance, outcome.decode_instance) == (0, 1)
     assert outcome.ttft_s == pytest.approx(0.8)
@@ -85,7 +85,7 @@ def test_transfer_separates_prompt_and_token_phase() -> None:
 
 def test_transfer_without_room_tries_again_every_second() -> None:
     """A transfer would start before its destination has room, or as soon as it has, and not at the next second."""
-    cluster = Cluster([machine("prompt"), machine("token", 2000)], MODEL)
+    cluster = Cluster([machine("prefill"), machine("decode", 2000)], MODEL)
     destination = cluster.instances[1]
     foreign_bytes = 1500 * MODEL.kv_bytes_per_token
     destination.memory_bytes += foreign_bytes
@@ -103,7 +103,7 @@ def test_transfer_without_room_tries_again_every_second() -> None:
 def test_token_instance_joins_the_mixed_pool_and_goes_back() -> None:
     """A full prompt queue would not send a prompt to a decode instance, or that instance would stay mixed for ever."""
     arrivals = [Arrival(0.0, 8000, 2), Arrival(1.0, 300, 2), Arrival(2.0, 300, 2)]
-    cluster = Cluster([machine("prompt"), machine("token")], MODEL)
+    cluster = Cluster([machine("prefill"), machine("decode")], MODEL)
     result = cluster.serve(arrivals)
     assert [(outcome.prefill_instance, outcome.decode_instance) for outcome in result.outcomes] == [
         (0, 1),
@@ -120,7 +120,7 @@ def test_token_instance_joins_the_mixed_pool_and_goes_back() -> None:
 
 def test_prompt_instance_joins_the_mixed_pool_when_token_memory_is_short() -> None:
     """Reserved KV above a decode instance's memory would not send the decode phase to a prefill instance."""
-    cluster = Cluster([machine("prompt"), machine("prompt"), machine("token", 1500)], MODEL)
+    cluster = Cluster([machine("prefill"), machine("prefill"), machine("decode", 1500)], MODEL)
     result = cluster.serve([Arrival(0.0, 1000, 101), Arrival(0.5, 1000, 101)])
     # Both prefill instances: 0 holds the first request; 1 is least loaded on both counts and takes both phases.
     assert [(outcome.prefill_instance, outcome.decode_instance) for outcome in result.outcomes] == [(0, 2), (1, 1)]
@@ -154,7 +154,7 @@ def test_queue_search_does_not_assume_what_a_sorted_queue_would_give() -> None:
 
 @pytest.mark.parametrize(
     ("output_tokens", "roles", "message"),
-    [(1, ["unsplit"], "two output tokens"), (2, ["unsplit", "prompt", "token"], "unsplit")],
+    [(1, ["unsplit"], "two output tokens"), (2, ["unsplit", "prefill", "decode"], "unsplit")],
 )
 def test_input_outside_the_published_rules_is_refused(output_tokens: int, roles: list[Role], message: str) -> None:
     """A case that the published rules do not cover would be given a made-up result."""
@@ -162,7 +162,11 @@ def test_input_outside_the_published_rules_is_refused(output_tokens: int, roles:
         simulate([Arrival(0.0, 10, output_tokens)], [machine(role) for role in roles], MODEL)
 
 
-ROLE_LISTS: list[list[Role]] = [["unsplit", "unsplit"], ["prompt", "token"], ["token", "token", "prompt", "prompt"]]
+ROLE_LISTS: list[list[Role]] = [
+    ["unsplit", "unsplit"],
+    ["prefill", "decode"],
+    ["decode", "decode", "prefill", "prefill"],
+]
 
 
 @settings(max_examples=60, deadline=None)
@@ -232,8 +236,8 @@ def machines_of(model: str, config: str) -> list[Machine]:
         return pool(model, baseline[1], "unsplit", int(baseline[2]))
     split = re.fullmatch(r"([ah])(a|hcap|h)_(\d+)p_(\d+)t", config)
     assert split is not None
-    prompt = pool(model, split[1], "prompt", int(split[3]))
-    token = pool(model, split[2], "token", int(split[4]))
+    prompt = pool(model, split[1], "prefill", int(split[3]))
+    token = pool(model, split[2], "decode", int(split[4]))
     return prompt + token if split[1] == split[2] else token + prompt
 
 
@@ -339,12 +343,12 @@ def test_first_builds_of_a_published_baseline() -> None:
         [0.0113696, 0.1460424, 0.6759511, 1.6689596, 1.7042901, 1.9152037], abs=1e-7
     )
     assert [build.batch for build in builds] == [
-        (("prompt", 0, 1),),
-        (("token", 0, 54),),
-        (("prompt", 40, 1),),
-        (("token", 0, 39), ("token", 40, 63)),
-        (("token", 0, 38), ("token", 40, 62), ("prompt", 120, 1)),
-        (("token", 0, 37), ("token", 40, 61), ("token", 120, 161)),
+        (("prefill", 0, 1),),
+        (("decode", 0, 54),),
+        (("prefill", 40, 1),),
+        (("decode", 0, 39), ("decode", 40, 63)),
+        (("decode", 0, 38), ("decode", 40, 62), ("prefill", 120, 1)),
+        (("decode", 0, 37), ("decode", 40, 61), ("decode", 120, 161)),
     ]
     assert [build.iteration_s for build in builds] == pytest.approx(
         [0.1346727, 0.0353272, 0.9930085, 0.0353305, 0.2109137, 0.0353337], abs=1e-7
@@ -352,8 +356,8 @@ def test_first_builds_of_a_published_baseline() -> None:
     assert [build.waiting for build in builds] == [
         (),
         (),
-        (("token", 0, 1), ("token", 40, 0)),
+        (("decode", 0, 1), ("decode", 40, 0)),
         (),
-        (("token", 120, 0),),
+        (("decode", 120, 0),),
         (),
     ]

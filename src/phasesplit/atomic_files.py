@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place, then renamed."""
+"""Files that appear whole or not at all: written next to their place, then renamed."""
 
 import contextlib
 import os
@@ -8,14 +8,14 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path, *, is_synced: bool = False, is_alone: bool = False) -> Iterator[Path]:
-    """Give a path beside `path` to write to; what was written takes the place of `path`, unless the block fails.
+    """Give a path next to `path` to write to; what was written takes the place of `path`, unless the block fails.
 
-    A failed block leaves `path` as it was, and nothing beside it. A link is followed: the file that it names changes.
+    A failed block leaves `path` as it was, and nothing next to it. A link is followed: the file that it names changes.
 
     Args:
         path: The file. Its folder must exist.
         is_synced: Have the content on the disk before it gets its name, so that it is whole even after a power cut.
-        is_alone: The caller sees to it that no other process writes the same file. The path beside it is then always
+        is_alone: The caller sees to it that no other process writes the same file. The path next to it is then always
             the same one, so that the next call overwrites what a killed process left.
 
     Raises:

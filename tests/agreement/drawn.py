@@ -32,9 +32,9 @@ MODEL = Model(
 )
 PLACEMENTS = [placement for placement in Placement if placement != Placement.CUSTOM]
 ROLES = [
-    ("unsplit",), ("unsplit", "unsplit"), ("prompt", "token"), ("prompt", "token"), ("token", "prompt"),
-    ("prompt", "token", "mixed"), ("prompt", "prompt", "token"), ("prompt", "token", "token"), ("mixed",),
-    ("prompt", "mixed"), ("mixed", "token"),
+    ("unsplit",), ("unsplit", "unsplit"), ("prefill", "decode"), ("prefill", "decode"), ("decode", "prefill"),
+    ("prefill", "decode", "mixed"), ("prefill", "prefill", "decode"), ("prefill", "decode", "decode"), ("mixed",),
+    ("prefill", "mixed"), ("mixed", "decode"),
 ]  # fmt: skip
 
 

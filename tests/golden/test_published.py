@@ -22,16 +22,16 @@ TOLERANCE_S = 1e-6
 Pools = list[tuple[str, int, str]]
 A100, H100, CAPPED = "dgx-a100", "dgx-h100", "dgx-h100-capped"
 POOLS: dict[str, Pools] = {
-    "aa_45p_25t": [("prompt", 45, A100), ("token", 25, A100)],
-    "hh_25p_15t": [("prompt", 25, H100), ("token", 15, H100)],
-    "hh_35p_5t": [("prompt", 35, H100), ("token", 5, H100)],
-    "ha_25p_26t": [("token", 26, A100), ("prompt", 25, H100)],
-    "hhcap_25p_21t": [("token", 21, CAPPED), ("prompt", 25, H100)],
+    "aa_45p_25t": [("prefill", 45, A100), ("decode", 25, A100)],
+    "hh_25p_15t": [("prefill", 25, H100), ("decode", 15, H100)],
+    "hh_35p_5t": [("prefill", 35, H100), ("decode", 5, H100)],
+    "ha_25p_26t": [("decode", 26, A100), ("prefill", 25, H100)],
+    "hhcap_25p_21t": [("decode", 21, CAPPED), ("prefill", 25, H100)],
     "baseline_a100_70": [("unsplit", 70, A100)],
     "baseline_h100_40": [("unsplit", 40, H100)],
-    "hh_2p_1t": [("prompt", 2, H100), ("token", 1, H100)],
-    "hh_3p_2t": [("prompt", 3, H100), ("token", 2, H100)],
-    "aa_4p_2t": [("prompt", 4, A100), ("token", 2, A100)],
+    "hh_2p_1t": [("prefill", 2, H100), ("decode", 1, H100)],
+    "hh_3p_2t": [("prefill", 3, H100), ("decode", 2, H100)],
+    "aa_4p_2t": [("prefill", 4, A100), ("decode", 2, A100)],
     "baseline_h100_4": [("unsplit", 4, H100)],
 }
 """Machines in the order of the files' instance numbers."""

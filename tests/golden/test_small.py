@@ -14,9 +14,9 @@ FOLDER = Path(__file__).parent / "small"
 LINK_BYTES_PER_S = 200 * 2**30
 TOLERANCE_S = 1e-8
 CASES: dict[str, tuple[tuple[tuple[str, int], ...], int]] = {
-    "split": ((("prompt", 2), ("token", 2)), 12_000),
-    "token_first": ((("token", 1), ("prompt", 3)), 30_000),
-    "full_token_machine": ((("prompt", 3), ("token", 1)), 6_000),
+    "split": ((("prefill", 2), ("decode", 2)), 12_000),
+    "token_first": ((("decode", 1), ("prefill", 3)), 30_000),
+    "full_token_machine": ((("prefill", 3), ("decode", 1)), 6_000),
     "unsplit": ((("unsplit", 2),), 20_000),
 }
 

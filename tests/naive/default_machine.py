@@ -65,11 +65,11 @@ class Machine:
 
     @property
     def prefill_entries(self) -> list[Request]:
-        return [request for request in self.running_entries if request.phase == "prompt"]
+        return [request for request in self.running_entries if request.phase == "prefill"]
 
     @property
     def decode_entries(self) -> list[Request]:
-        return [request for request in self.running_entries if request.phase == "token"]
+        return [request for request in self.running_entries if request.phase == "decode"]
 
     def growth_blocks(self, iterations: int) -> int:
         """What the token lanes need for so many more iterations than they have booked."""
@@ -95,7 +95,7 @@ class Machine:
     # What happens to it
 
     def task_arrives(self, request: Request) -> None:
-        if request.phase == "prompt":
+        if request.phase == "prefill":
             self.waiting.append(request)
         else:
             self.ready.append(request)
@@ -153,7 +153,7 @@ class Machine:
         self.counters.task_iterations += self.iterations * len(self.running_entries)
         self.used_blocks += self.growth_blocks(self.iterations)
         for request in self.running_entries:
-            if request.phase == "prompt":
+            if request.phase == "prefill":
                 request.computed += request.chunk
             else:
                 request.emitted_s += [self.step_start_s + time_s for time_s in self.step_times_s[: self.iterations]]
@@ -161,11 +161,11 @@ class Machine:
         ended = [
             each
             for each in self.running_entries
-            if (each.computed == each.context if each.phase == "prompt" else each.done)
+            if (each.computed == each.context if each.phase == "prefill" else each.done)
         ]
         self.running_entries = [each for each in self.running_entries if each not in ended]
         for request in ended:
-            if request.phase == "prompt":
+            if request.phase == "prefill":
                 self.end_prefill_phase(request)
             if request.done:
                 self.end_request(request)
@@ -181,7 +181,7 @@ class Machine:
                 request.kv_ready_s = self.agenda.now_s
             if request.decode_start_s < 0:
                 request.decode_start_s = self.agenda.now_s
-        request.phase = "token"
+        request.phase = "decode"
         if request.done:
             return
         if request.decode_machine is self:
@@ -233,7 +233,7 @@ class Machine:
             passes = [aged, self.waiting, self.preempted, *passes]
         for requests in passes:
             for request in requests:
-                is_prefill = request.phase == "prompt"
+                is_prefill = request.phase == "prefill"
                 more = request.context if is_prefill else 1
                 if len(new) == self.rules.batch_requests:
                     break
@@ -261,7 +261,7 @@ class Machine:
             if request in requests:
                 requests.remove(request)
         self.running_entries.append(request)
-        if request.phase == "prompt":
+        if request.phase == "prefill":
             request.held_blocks = request.prefill_blocks
             self.used_blocks += request.held_blocks
 
@@ -274,7 +274,7 @@ class Machine:
             request.held_blocks = 0
             request.preemptions += 1
             self.counters.evictions += 1
-            if request.phase == "token":
+            if request.phase == "decode":
                 self.compute_again(request)
             else:
                 self.counters.prompts_evicted += 1
@@ -284,7 +284,7 @@ class Machine:
 
     def compute_again(self, request: Request) -> None:
         """Let a request whose KV is lost begin again with a prefill phase here."""
-        request.phase = "prompt"
+        request.phase = "prefill"
         request.computed = 0
         request.prefill_machine = self
         self.prefill_phases += 1
@@ -319,9 +319,9 @@ class Machine:
         now_s = self.agenda.now_s
         self.counters.steps += 1
         for request in self.running_entries:
-            if request.phase == "prompt" and request.prefill_start_s < 0:
+            if request.phase == "prefill" and request.prefill_start_s < 0:
                 request.prefill_start_s = now_s
-            if request.phase == "token" and request.decode_start_s < 0:
+            if request.phase == "decode" and request.decode_start_s < 0:
                 request.decode_start_s = now_s
         self.iterations = self.step_length()
         self.step_start_s = now_s

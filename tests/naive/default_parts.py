@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from naive.default_flows import Flow
     from naive.default_machine import Machine
 
-Role: TypeAlias = Literal["prompt", "token", "mixed", "unsplit"]
+Role: TypeAlias = Literal["prefill", "decode", "mixed", "unsplit"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Request:
     refused: bool = False
     emitted_s: list[float] = field(default_factory=list)
     """When each token was emitted."""
-    phase: Literal["prompt", "token"] = "prompt"
+    phase: Literal["prefill", "decode"] = "prefill"
     computed: int = 0
     """Tokens that its present prefill phase has computed."""
     chunk: int = 0

@@ -30,8 +30,8 @@ class Pools:
         self.counters = counters
         self.draws = 0
         self.ranks = 0
-        self.turns = {"prompt": 0, "token": 0}
-        self.members: dict[Role, list[Machine]] = {"prompt": [], "token": [], "mixed": [], "unsplit": []}
+        self.turns = {"prefill": 0, "decode": 0}
+        self.members: dict[Role, list[Machine]] = {"prefill": [], "decode": [], "mixed": [], "unsplit": []}
         for machine in machines:
             self.enter(machine, machine.home)
 
@@ -68,12 +68,12 @@ class Pools:
     def least(self, load: Callable[[Machine], int], machines: Sequence[Machine]) -> Machine:
         return min(machines, key=lambda machine: (load(machine), machine.rank))
 
-    def pick(self, phase: Literal["prompt", "token"], pool: Role) -> Machine | None:
+    def pick(self, phase: Literal["prefill", "decode"], pool: Role) -> Machine | None:
         members = self.members[pool]
         if not members:
             return None
-        rule = self.rules.prefill_placement if phase == "prompt" else self.rules.decode_placement
-        load = self.prefill_load if phase == "prompt" else self.decode_load
+        rule = self.rules.prefill_placement if phase == "prefill" else self.rules.decode_placement
+        load = self.prefill_load if phase == "prefill" else self.decode_load
         if rule == "round-robin":
             turn = self.turns[phase]
             self.turns[phase] += 1
@@ -88,40 +88,42 @@ class Pools:
 
     def choose(self, request: Request) -> tuple[Machine, Machine]:
         if self.members["unsplit"]:
-            machine = self.pick("prompt", "unsplit")
+            machine = self.pick("prefill", "unsplit")
             assert machine is not None
             return machine, machine
-        prefill_side = self.pick_for_prefill("prompt", request) or self.pick_for_prefill("mixed", request)
-        decode_side = self.pick_for_tokens("token", request) or self.pick_for_tokens("mixed", request)
+        prefill_side = self.pick_for_prefill("prefill", request) or self.pick_for_prefill("mixed", request)
+        decode_side = self.pick_for_tokens("decode", request) or self.pick_for_tokens("mixed", request)
         if not self.rules.elastic:
             return prefill_side or self.queue_for_prefill(), decode_side or self.queue_for_tokens()
-        if prefill_side is None and self.members["token"]:
-            prefill_side = self.least(self.prefill_load, self.members["token"])
+        if prefill_side is None and self.members["decode"]:
+            prefill_side = self.least(self.prefill_load, self.members["decode"])
             self.counters.decode_to_mixed += 1
             self.move_to_mixed(prefill_side)
-        if decode_side is None and self.members["prompt"]:
-            decode_side = self.least(self.decode_load, self.members["prompt"])
+        if decode_side is None and self.members["prefill"]:
+            decode_side = self.least(self.decode_load, self.members["prefill"])
             self.counters.prefill_to_mixed += 1
             self.move_to_mixed(decode_side)
         if prefill_side is None or decode_side is None:
             self.counters.both_to_least_loaded += 1
-            pools: list[Role] = ["prompt", "mixed", "token"]
+            pools: list[Role] = ["prefill", "mixed", "decode"]
             best = [self.least(self.prefill_load, self.members[pool]) for pool in pools if self.members[pool]]
             prefill_side = decode_side = min(best, key=self.prefill_load)
         return prefill_side, decode_side
 
     def queue_for_prefill(self) -> Machine:
         self.counters.prompt_queued_static += 1
-        best = [self.least(self.prefill_load, self.members[pool]) for pool in ("prompt", "mixed") if self.members[pool]]
+        best = [
+            self.least(self.prefill_load, self.members[pool]) for pool in ("prefill", "mixed") if self.members[pool]
+        ]
         return min(best, key=self.prefill_load)
 
     def queue_for_tokens(self) -> Machine:
         self.counters.tokens_queued_static += 1
-        best = [self.least(self.decode_load, self.members[pool]) for pool in ("token", "mixed") if self.members[pool]]
+        best = [self.least(self.decode_load, self.members[pool]) for pool in ("decode", "mixed") if self.members[pool]]
         return min(best, key=self.decode_load)
 
     def pick_for_prefill(self, pool: Role, request: Request) -> Machine | None:
-        machine = self.pick("prompt", pool)
+        machine = self.pick("prefill", pool)
         if machine is None:
             return None
         queue = machine.waiting or machine.ready or machine.preempted
@@ -129,7 +131,7 @@ class Pools:
         return None if queue and too_long else machine
 
     def pick_for_tokens(self, pool: Role, request: Request) -> Machine | None:
-        machine = self.pick("token", pool)
+        machine = self.pick("decode", pool)
         if machine is None or machine.committed_blocks + request.expected_blocks > machine.capacity_blocks:
             return None
         return machine
@@ -160,12 +162,12 @@ class Pools:
     def leave_mixed(self, machine: Machine) -> None:
         if machine not in self.members["mixed"] or machine.home == "mixed":
             return
-        foreign = machine.prefill_phases if machine.home == "token" else machine.decode_phases
+        foreign = machine.prefill_phases if machine.home == "decode" else machine.decode_phases
         if foreign == 0:
             self.counters.returns += 1
         elif self.agenda.now_s - machine.mixed_since_s >= self.rules.repurpose_after_s and self.members[machine.home]:
             self.counters.repurposed += 1
-            machine.home = "prompt" if machine.home == "token" else "token"
+            machine.home = "prefill" if machine.home == "decode" else "decode"
         else:
             return
         self.members["mixed"].remove(machine)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Role: TypeAlias = Literal["prompt", "token", "unsplit"]
+Role: TypeAlias = Literal["prefill", "decode", "unsplit"]
 Knots: TypeAlias = Sequence[tuple[float, float]]
 """(x, seconds) in order of x, at least two."""
 

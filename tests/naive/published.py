@@ -29,9 +29,9 @@ class Cluster:
         for instance in self.instances:
             instance.start_transfer = self.start_transfer
             instance.go_back_from_mixed = self.go_back_from_mixed
-        self.prefill_list = [instance for instance in self.instances if instance.role == "prompt"]
+        self.prefill_list = [instance for instance in self.instances if instance.role == "prefill"]
         self.mixed_list: list[Instance] = []
-        self.decode_list = [instance for instance in self.instances if instance.role == "token"]
+        self.decode_list = [instance for instance in self.instances if instance.role == "decode"]
         self.unsplit = all(instance.role == "unsplit" for instance in self.instances)
 
     @property
@@ -134,7 +134,7 @@ class Cluster:
         if instance not in self.mixed_list:
             return
         self.mixed_list.remove(instance)
-        home = self.prefill_list if instance.role == "prompt" else self.decode_list
+        home = self.prefill_list if instance.role == "prefill" else self.decode_list
         home.append(instance)
         self.counters.back_from_mixed += 1
 

@@ -21,7 +21,7 @@ class Task:
     """The prefill task or the decode task of a request."""
 
     request: Request
-    kind: Literal["prompt", "token"]
+    kind: Literal["prefill", "decode"]
     tokens: int
     """What it adds to the tokens of a batch: the whole prompt, or 1."""
     left_tokens: int
@@ -48,8 +48,8 @@ class Request:
         self.output_tokens = arrival.output_tokens
         self.outcome = outcome
         self.prefill_end_s = math.nan
-        self.prompt = Task(self, "prompt", arrival.prompt_tokens, 1, arrival.prompt_tokens + 1)
-        self.token = Task(self, "token", 1, arrival.output_tokens - 1, arrival.output_tokens - 1)
+        self.prompt = Task(self, "prefill", arrival.prompt_tokens, 1, arrival.prompt_tokens + 1)
+        self.token = Task(self, "decode", 1, arrival.output_tokens - 1, arrival.output_tokens - 1)
 
 
 class NewBatch:
@@ -137,7 +137,7 @@ class Instance:
             self.present_order.sort(key=lambda each: each.arrival_s)
         self.present[request].append(task)
         self.enqueue(task)
-        if task.kind == "prompt":
+        if task.kind == "prefill":
             self.waiting_prompts.append(task)
 
         if not self.batch:
@@ -150,9 +150,9 @@ class Instance:
         return len(self.batch) < BATCH_TASKS and self.batch_tokens + task.tokens <= BATCH_TOKENS
 
     def is_prompt_that_fits_without_the_token_tasks(self, task: Task) -> bool:
-        decode_tasks = sum(each.kind == "token" for each in self.batch)
+        decode_tasks = sum(each.kind == "decode" for each in self.batch)
         return (
-            task.kind == "prompt"
+            task.kind == "prefill"
             and decode_tasks > 0
             and self.batch_tokens - decode_tasks + task.tokens <= BATCH_TOKENS
         )
@@ -167,7 +167,7 @@ class Instance:
             self.cut_step()
 
     def cut_step(self) -> None:
-        if any(task.kind == "prompt" for task in self.batch):
+        if any(task.kind == "prefill" for task in self.batch):
             return
         iterations = math.floor((self.agenda.now_s - self.step_start_s) / self.iteration_s) + 1
         if iterations < self.iterations:
@@ -180,7 +180,7 @@ class Instance:
         counters.iterations += self.iterations
         counters.task_iterations += self.iterations * len(self.batch)
         for task in self.batch:
-            task.left_tokens -= 1 if task.kind == "prompt" else self.iterations
+            task.left_tokens -= 1 if task.kind == "prefill" else self.iterations
         for task in [task for task in self.batch if task.finished]:
             self.finish(task)
         self.build_batch()
@@ -193,7 +193,7 @@ class Instance:
             del self.present[request]
             self.present_order.remove(request)
         self.sched_pending_tokens -= task.tokens
-        if task.kind == "prompt":
+        if task.kind == "prefill":
             request.prefill_end_s = self.agenda.now_s
             request.outcome.ttft_s = self.agenda.now_s - request.arrival_s
             if request.token.instance is not self:
@@ -289,20 +289,20 @@ class Instance:
             task.started = True
             self.memory_bytes += self.need_bytes(task)
             request, now_s = task.request, self.agenda.now_s
-            if task.kind == "prompt":
+            if task.kind == "prefill":
                 request.outcome.queue_s = now_s - request.arrival_s
             else:
                 request.outcome.second_token_overhead_s = now_s - request.prefill_end_s
 
     def start_step(self) -> None:
         kinds = {task.kind for task in self.batch}
-        if "prompt" not in kinds:
+        if "prefill" not in kinds:
             self.iterations = min(task.left_tokens for task in self.batch)
             self.iteration_s = interpolate(self.machine.decode_knots, self.batch_tokens)
         else:
             self.iterations = 1
             self.iteration_s = interpolate(self.machine.prefill_knots, self.batch_tokens)
-            if "token" in kinds:
+            if "decode" in kinds:
                 self.iteration_s *= MIXED_FACTOR
         self.step_start_s = self.agenda.now_s
         self.schedule_step_end()

@@ -31,8 +31,8 @@ EXAMPLES = {
             " threshold:high=4e3, low=5e2,token-high=9000,token-low=10,full=0.8,step=2,cooldown=5,load=1e9,"
             "delay=7,stale=8",
             Threshold(
-                high_tokens=4_000, low_tokens=500, token_high_tokens=9_000, token_low_tokens=10, full_share=0.8, step=2,
-                cooldown_s=5, load_bytes_per_s=1e9, signal_delay_s=7, stale_after_s=8,
+                high_tokens=4_000, low_tokens=500, decode_high_tokens=9_000, decode_low_tokens=10, full_share=0.8,
+                step=2, cooldown_s=5, load_bytes_per_s=1e9, signal_delay_s=7, stale_after_s=8,
             ),
         ),
         ("joint:target=900,ratio=1.5,slack=0.2", Joint(target_tokens_per_s=900, ratio=1.5, slack=0.2)),
@@ -52,7 +52,7 @@ def test_policies_as_people_write_them(text: str, expected: Policy) -> None:
     "text",
     [
         *EXAMPLES.values(), "static",
-        "threshold:high=1e7,low=0.125,token-high=9000,token-low=10,full=0.8,step=2,least=2",
+        "threshold:high=1e7,low=0.125,decode-high=9000,decode-low=10,full=0.8,step=2,least=2",
         "joint:target=1234567.5", "schedule:0h=4,7.5h=8,every=10,cooldown=5,startup=0,load=1e9,delay=7,stale=8",
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from phasesplit.scheduler.autoscaling import Joint, Policy, PolicyView, PoolFact
 from phasesplit.scheduler.ledger import DECODE, MIXED, PREFILL, UNSPLIT
 
 HOUR_S = 3_600.0
-THRESHOLD = Threshold(high_tokens=1_000, low_tokens=200, token_high_tokens=5_000, token_low_tokens=2_000)
+THRESHOLD = Threshold(high_tokens=1_000, low_tokens=200, decode_high_tokens=5_000, decode_low_tokens=2_000)
 JOINT = Joint(target_tokens_per_s=100.0)
 
 
@@ -136,12 +136,12 @@ def test_schedule_by_the_time_of_day(hour: float, wanted: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize(
-    ("before_s", "prompt"), [(131, 4), (130, 10), (0, 10), (-12 * HOUR_S + 130, 10), (-12 * HOUR_S, 4)]
+    ("before_s", "prefill"), [(131, 4), (130, 10), (0, 10), (-12 * HOUR_S + 130, 10), (-12 * HOUR_S, 4)]
 )
-def test_schedule_orders_ahead_and_stops_on_time(before_s: float, prompt: int) -> None:
+def test_schedule_orders_ahead_and_stops_on_time(before_s: float, prefill: int) -> None:
     """Machines would be ordered when they should serve already (100 s, and 30 s to the next look), or go too early."""
     facts = seen((PREFILL, pool(4)), (DECODE, pool(2)), now_s=8 * HOUR_S - before_s)
-    assert SCHEDULE.wanted(facts)[PREFILL] == prompt
+    assert SCHEDULE.wanted(facts)[PREFILL] == prefill
 
 
 def test_opening_counts() -> None:
@@ -164,7 +164,7 @@ def test_opening_counts() -> None:
         (lambda: Static(startup_s=math.nan), "startup_s: got nan"),
         (lambda: Static(load_bytes_per_s=0.0), "load_bytes_per_s: got 0"),
         (lambda: Threshold(high_tokens=100, low_tokens=100), r"low_tokens: got 100, .* 0 to below high \(100\)"),
-        (lambda: Threshold(high_tokens=100, low_tokens=10, token_high_tokens=5), "token_low_tokens"),
+        (lambda: Threshold(high_tokens=100, low_tokens=10, decode_high_tokens=5), "decode_low_tokens"),
         (lambda: Threshold(high_tokens=100, low_tokens=10, full_share=0.0), "full_share: got 0"),
         (lambda: Threshold(high_tokens=100, low_tokens=10, step=0), "step: got 0"),
         (lambda: Joint(target_tokens_per_s=0.0), "target_tokens_per_s: got 0"),

@@ -29,13 +29,13 @@ def running(ledger: Ledger, prompt_tokens: int, output_tokens: int) -> int:
     form_whole(ledger, 0, 0.0)
     run_step(ledger, 0)
     form_whole(ledger, 0, 0.0)
-    assert ("token", slot) in batch(ledger, 0)
+    assert ("decode", slot) in batch(ledger, 0)
     return slot
 
 
 def chunks(ledger: Ledger) -> dict[int, int]:
     """Return the prompt tokens that each prompt lane computes in the next iteration."""
-    return {slot: int(ledger.requests["chunk"][slot]) for phase, slot in batch(ledger, 0) if phase == "prompt"}
+    return {slot: int(ledger.requests["chunk"][slot]) for phase, slot in batch(ledger, 0) if phase == "prefill"}
 
 
 def test_whole_prompts_are_batched_in_order_up_to_the_token_budget() -> None:
@@ -43,7 +43,7 @@ def test_whole_prompts_are_batched_in_order_up_to_the_token_budget() -> None:
     ledger = ledger_of("unsplit", rules=WHOLE)
     slots = [waiting(ledger, 0, tokens) for tokens in (1_000, 1_000, 49, 10)]
     assert form_whole(ledger, 0, 0.0) == 0
-    assert batch(ledger, 0) == [("prompt", slots[0]), ("prompt", slots[1])]
+    assert batch(ledger, 0) == [("prefill", slots[0]), ("prefill", slots[1])]
     assert listed(ledger, WAITING, 0) == slots[2:]
     assert ledger.machines["batch_tokens"][0] == 2_000
     assert ledger.machines["used_blocks"][0] == 2_002
@@ -54,7 +54,7 @@ def test_budget_may_be_filled_to_the_last_token() -> None:
     ledger = ledger_of("unsplit", rules=WHOLE)
     slots = [waiting(ledger, 0, tokens) for tokens in (1_000, 1_048, 1)]
     form_whole(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("prompt", slots[0]), ("prompt", slots[1])]
+    assert batch(ledger, 0) == [("prefill", slots[0]), ("prefill", slots[1])]
 
 
 def test_longer_prompt_runs_alone() -> None:
@@ -62,7 +62,7 @@ def test_longer_prompt_runs_alone() -> None:
     ledger = ledger_of("unsplit", rules=WHOLE)
     slots = [waiting(ledger, 0, tokens) for tokens in (5_000, 10)]
     form_whole(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("prompt", slots[0])]
+    assert batch(ledger, 0) == [("prefill", slots[0])]
 
 
 def test_prompts_go_before_token_tasks_which_fill_the_batch() -> None:
@@ -71,7 +71,7 @@ def test_prompts_go_before_token_tasks_which_fill_the_batch() -> None:
     first = running(ledger, 10, 5)
     second = waiting(ledger, 0, 100)
     assert form_whole(ledger, 0, 0.0) == 1
-    assert batch(ledger, 0) == [("token", first), ("prompt", second)]
+    assert batch(ledger, 0) == [("decode", first), ("prefill", second)]
     assert ledger.machines["batch_tokens"][0] == 101
     assert ledger.counters["preemptions"][0] == 0
 
@@ -83,13 +83,13 @@ def test_preempted_task_keeps_its_cache_and_comes_back() -> None:
     used = int(ledger.machines["used_blocks"][0])
     second = waiting(ledger, 0, 3_000)
     form_whole(ledger, 0, 1.0)
-    assert batch(ledger, 0) == [("prompt", second)]
+    assert batch(ledger, 0) == [("prefill", second)]
     assert listed(ledger, PREEMPTED, 0) == [first]
     assert ledger.machines["used_blocks"][0] == used + 3_001
     assert ledger.requests["preemptions"][first] == ledger.counters["preemptions"][0] == 1
     run_step(ledger, 0)
     form_whole(ledger, 0, 2.0)
-    assert batch(ledger, 0) == [("token", first), ("token", second)]
+    assert batch(ledger, 0) == [("decode", first), ("decode", second)]
     assert listed(ledger, PREEMPTED, 0) == listed(ledger, READY, 0) == []
 
 
@@ -108,13 +108,13 @@ def test_task_preempted_four_times_goes_before_everything_else(times: int) -> No
     slot = running(ledger, 10, 50)
     for _ in range(times):
         form_whole(ledger, 0, 0.0)
-        assert batch(ledger, 0) == [("token", slot)]
+        assert batch(ledger, 0) == [("decode", slot)]
         long_prompt_alone(ledger)
     assert listed(ledger, PREEMPTED, 0) == [slot]
     assert ledger.requests["preemptions"][slot] == times
     rival = waiting(ledger, 0, 3_000)
     form_whole(ledger, 0, 0.0)
-    assert batch(ledger, 0) == ([("token", slot)] if times >= 4 else [("prompt", rival)])
+    assert batch(ledger, 0) == ([("decode", slot)] if times >= 4 else [("prefill", rival)])
 
 
 def test_batch_holds_no_more_requests_than_the_limit() -> None:
@@ -122,7 +122,7 @@ def test_batch_holds_no_more_requests_than_the_limit() -> None:
     ledger = ledger_of("unsplit", rules=whole(batch_requests=3))
     slots = [waiting(ledger, 0, 10) for _ in range(5)]
     form_whole(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("prompt", slot) for slot in slots[:3]]
+    assert batch(ledger, 0) == [("prefill", slot) for slot in slots[:3]]
 
 
 def test_prompt_waits_for_memory_in_order() -> None:
@@ -130,7 +130,7 @@ def test_prompt_waits_for_memory_in_order() -> None:
     ledger = ledger_of("unsplit", rules=WHOLE, capacity_blocks=150)
     slots = [waiting(ledger, 0, tokens) for tokens in (100, 60, 10)]
     form_whole(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("prompt", slots[0])]
+    assert batch(ledger, 0) == [("prefill", slots[0])]
     assert listed(ledger, WAITING, 0) == slots[1:]
 
 
@@ -142,7 +142,7 @@ def test_token_tasks_join_a_running_batch_behind_it() -> None:
     form_whole(ledger, 0, 0.0)
     run_step(ledger, 0)
     assert form_whole(ledger, 0, 0.0) == 1
-    assert batch(ledger, 0) == [("token", first), ("token", second)]
+    assert batch(ledger, 0) == [("decode", first), ("decode", second)]
     assert ledger.machines["context_tokens"][0] == 12 + 21
 
 
@@ -151,7 +151,7 @@ def test_published_queue_search_does_not_sort() -> None:
     ledger = ledger_of("unsplit", rules=Rules.as_published())
     slots = [waiting(ledger, 0, 1, 2, arrival_s=float(number)) for number in range(4)]
     for slot, count in zip(slots, (0, 3, 0, 1), strict=True):
-        ledger.requests["token_count"][slot] = count
+        ledger.requests["decode_count"][slot] = count
     for slot in slots[:3]:
         push(ledger.lists[QUEUE, 0], 2 * slot + 1)
     enqueue(ledger, 0, 2 * slots[3] + 1)
@@ -166,16 +166,16 @@ def test_chunks_fill_what_token_tasks_leave_of_the_budget() -> None:
     run_step(ledger, 0)
     second, third = waiting(ledger, 0, 130), waiting(ledger, 0, 500)
     form_chunked(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("token", first), ("prompt", second)]
+    assert batch(ledger, 0) == [("decode", first), ("prefill", second)]
     assert chunks(ledger) == {second: 99}
     assert ledger.machines["batch_tokens"][0] == 100
     run_step(ledger, 0)
     form_chunked(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("token", first), ("prompt", second), ("prompt", third)]
+    assert batch(ledger, 0) == [("decode", first), ("prefill", second), ("prefill", third)]
     assert chunks(ledger) == {second: 31, third: 68}
     assert run_step(ledger, 0) == [second]
     form_chunked(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("token", first), ("prompt", third), ("token", second)]
+    assert batch(ledger, 0) == [("decode", first), ("prefill", third), ("decode", second)]
     assert chunks(ledger) == {third: 98}
     assert ledger.requests["computed"][third] == 68
 
@@ -201,7 +201,7 @@ def test_prompt_without_budget_waits() -> None:
     run_step(ledger, 0)
     third = waiting(ledger, 0, 5)
     form_chunked(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("token", slot) for slot in slots]
+    assert batch(ledger, 0) == [("decode", slot) for slot in slots]
     assert listed(ledger, WAITING, 0) == [third]
 
 
@@ -219,7 +219,7 @@ def test_begun_prompt_without_budget_keeps_its_lane() -> None:
     ledger.requests["emitted"][joining], ledger.requests["phase"][joining] = 1, DECODE
     push(ledger.lists[READY, 0], 2 * joining + DECODE)
     form_chunked(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("token", first), ("prompt", begun), ("token", joining)]
+    assert batch(ledger, 0) == [("decode", first), ("prefill", begun), ("decode", joining)]
     assert chunks(ledger) == {begun: 0}
     assert ledger.machines["batch_tokens"][0] == 2
     assert run_step(ledger, 0) == []
@@ -244,5 +244,5 @@ def test_headroom_is_kept_from_newcomers() -> None:
     form_chunked(ledger, 0, 0.0)
     run_step(ledger, 0)
     form_chunked(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("token", first)]  # 100 used, 81 more fit, but not below 180
+    assert batch(ledger, 0) == [("decode", first)]  # 100 used, 81 more fit, but not below 180
     assert listed(ledger, WAITING, 0) == [second]

@@ -23,7 +23,7 @@ def decoding(
     form_whole(ledger, 0, 0.0)
     run_step(ledger, 0)
     form_whole(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("token", slot) for slot in slots]
+    assert batch(ledger, 0) == [("decode", slot) for slot in slots]
     return ledger, slots
 
 
@@ -48,7 +48,7 @@ def test_step_runs_until_the_first_lane_ends() -> None:
     ledger, slots = decoding((10, 7), (10, 4), (10, 9))
     assert step_length(ledger, 0) == 3
     assert run_step(ledger, 0, 3) == [slots[1]]
-    assert batch(ledger, 0) == [("token", slots[0]), ("token", slots[2])]
+    assert batch(ledger, 0) == [("decode", slots[0]), ("decode", slots[2])]
     assert ledger.machines["context_tokens"][0] == 2 * 14
     assert step_length(ledger, 0) == 3
 
@@ -87,7 +87,7 @@ def test_last_to_join_is_evicted_and_computed_again() -> None:
     run_step(ledger, 0)
     assert ledger.machines["used_blocks"][0] == 24
     make_room(ledger, 0, 0.0)
-    assert batch(ledger, 0) == [("token", first)]
+    assert batch(ledger, 0) == [("decode", first)]
     assert listed(ledger, WAITING, 0) == [second]
     request = ledger.requests[second]
     assert (request["emitted"], request["blocks"], request["phase"], request["preemptions"]) == (2, 0, PREFILL, 1)
@@ -115,7 +115,7 @@ def test_evicted_prompt_takes_its_work_along() -> None:
     ledger, (first,) = decoding((10, 20), capacity_blocks=32)
     second = waiting(ledger, 0, 20)
     form_whole(ledger, 0, 0.0)  # 11 + 21 blocks fit, the token that the first adds does not
-    assert batch(ledger, 0) == [("token", first)]
+    assert batch(ledger, 0) == [("decode", first)]
     assert listed(ledger, WAITING, 0) == [second]
     assert (ledger.machines["batch_tokens"][0], ledger.machines["pair_tokens"][0]) == (1, 0.0)
     assert ledger.machines["used_blocks"][0] == 11

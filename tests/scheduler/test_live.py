@@ -90,7 +90,7 @@ class Driver:
             assert phase == PREFILL
 
     def land(self) -> bool:
-        slot = live_machine.land(self.ledger, self.now_s)
+        slot = live_machine.hold_room(self.ledger, self.now_s)
         assert slot != live_machine.STUCK
         if slot >= 0:
             self.arriving.add(slot)
@@ -180,7 +180,7 @@ def in_state(name: str) -> tuple[Ledger, int]:
     if name in ("awaiting room", "arriving", "kv here", "kv here and running"):
         live_machine.await_kv(ledger, slot)
         if name != "awaiting room":
-            assert live_machine.land(ledger, 0.0) == slot
+            assert live_machine.hold_room(ledger, 0.0) == slot
         if name.startswith("kv here"):
             live_machine.kv_arrived(ledger, slot, 1.0)
         if name == "kv here and running":
@@ -227,7 +227,7 @@ def test_a_withdrawn_lane_leaves_the_others_where_they_were() -> None:
     live_machine.form_batch(ledger, 1.0)
     live_machine.end_iteration(ledger, 2.0)
     withdraw(ledger, slots[1], 2.0)
-    assert batch(ledger, HERE) == [("token", slots[0]), ("token", slots[2])]
+    assert batch(ledger, HERE) == [("decode", slots[0]), ("decode", slots[2])]
     ended = [live_machine.form_batch(ledger, 3.0) and live_machine.end_iteration(ledger, 3.0) for _ in range(7)]
     assert ended == [0, 0, 0, 0, 0, 0, 2]
 
@@ -239,11 +239,11 @@ def test_kv_lands_in_order_and_only_where_it_fits() -> None:
     first = open_slot(ledger, 0.0, 15, 5, 5)
     for slot in (first, large, small):
         live_machine.await_kv(ledger, slot)
-    assert live_machine.land(ledger, 0.0) == first
-    assert live_machine.land(ledger, 0.0) == live_machine.NOBODY_LANDS
+    assert live_machine.hold_room(ledger, 0.0) == first
+    assert live_machine.hold_room(ledger, 0.0) == live_machine.NO_ROOM_NOW
     withdraw(ledger, first, 1.0)
-    assert live_machine.land(ledger, 1.0) == large
-    assert live_machine.land(ledger, 1.0) == small
+    assert live_machine.hold_room(ledger, 1.0) == large
+    assert live_machine.hold_room(ledger, 1.0) == small
     assert ledger.machines["used_blocks"].tolist() == [10, 0]
 
 
@@ -251,7 +251,7 @@ def test_kv_that_never_fits_is_stuck() -> None:
     """A request larger than the machine would wait without anybody being told."""
     ledger = machine(capacity_blocks=2)
     live_machine.await_kv(ledger, open_slot(ledger, 0.0, 30, 5, 5))
-    assert live_machine.land(ledger, 0.0) == live_machine.STUCK
+    assert live_machine.hold_room(ledger, 0.0) == live_machine.STUCK
 
 
 def test_known_tokens_are_not_computed_again() -> None:

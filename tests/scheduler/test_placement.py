@@ -200,7 +200,7 @@ def test_custom_rule_is_asked_and_then_obeyed() -> None:
     ledger = ledger_of("prefill", "decode", "decode", rules=Rules(prefill_placement=Placement.CUSTOM))
     slot = written(ledger, 10)
     assert place(ledger, slot, 0.0) == UNDECIDED
-    ledger.counters["chosen_prompt"], ledger.counters["chosen_token"] = 2, 1
+    ledger.counters["chosen_prefill"], ledger.counters["chosen_decode"] = 2, 1
     assert place(ledger, slot, 0.0) == PLACED
     assert (ledger.requests["prefill_machine"][slot], ledger.requests["decode_machine"][slot]) == (2, 1)
     assert place(ledger, written(ledger, 10), 0.0) == UNDECIDED

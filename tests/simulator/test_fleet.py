@@ -276,7 +276,7 @@ def test_threshold_follows_a_burst_up_and_down() -> None:
     burst = [(10.0 + 0.05 * number, 200, 2) for number in range(400)]
     calm = [(40.0 + number, 20, 2) for number in range(60)]
     policy = Threshold(
-        initial=(1, 1), high_tokens=400, low_tokens=50, token_high_tokens=NEVER_FULL, interval_s=1.0, cooldown_s=2.0,
+        initial=(1, 1), high_tokens=400, low_tokens=50, decode_high_tokens=NEVER_FULL, interval_s=1.0, cooldown_s=2.0,
         startup_s=1.0,
     )  # fmt: skip
     cluster = tiny_cluster(("prefill", 4), ("decode", 2))

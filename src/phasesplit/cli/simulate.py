@@ -86,7 +86,7 @@ def simulate(
         list[str] | None,
         option(
             "--set",
-            text="A field of the rules, such as transfer=serialized or token-placement=two-choices; may be repeated.",
+            text="A field of the rules, such as transfer=serialized or decode-placement=two-choices; may be repeated.",
             metavar="FIELD=VALUE",
         ),
     ] = None,
@@ -156,11 +156,11 @@ def simulate(
     \b
     Examples:
     phasesplit simulate --rules published --model bloom-176b \\
-        --pool prompt:25:dgx-h100 --pool token:15:dgx-h100 \\
+        --pool prefill:25:dgx-h100 --pool decode:15:dgx-h100 \\
         --workload trace.csv --requests out.csv
     phasesplit simulate --model llama2-70b --pool unsplit:40:dgx-h100 \\
         --workload azure-conversation --rate 70 --duration 600 --seed 1 --json
-    """  # noqa: D301 - \b is how click is told to keep these lines
+    """  # noqa: D301 - \b makes click keep these lines
     from phasesplit.domain.slo import parse_slo
     from phasesplit.io.policies import parse_policy
 

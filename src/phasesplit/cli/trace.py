@@ -1,9 +1,4 @@
-"""`phasesplit trace`: look at a trace, change its format, or its rate.
-
-A trace as a picture: rate over time, distributions of lengths, and the lengths against each other.
-
-A trace as text in the terminal: two tables, the rate over time, and the lengths against each other.
-"""
+"""`phasesplit trace`: look at a trace as text or as a picture, change its format, or its rate."""
 
 import dataclasses
 import io
@@ -156,7 +151,7 @@ def joint_lines(trace: Trace, width: int) -> list[str]:
     upward, y = _log_bins(trace.output_tokens, _JOINT_ROWS)
     counts = np.zeros((_JOINT_ROWS, width))
     np.add.at(counts, (upward, across), 1)
-    # Logarithmic shades: a cell with one request stays visible beside one with thousands.
+    # Logarithmic shades: a cell with one request stays visible next to one with thousands.
     shade = np.ceil(np.log1p(counts) / math.log1p(float(counts.max())) * (len(_SHADES) - 1)).astype(int)
     labels = {_JOINT_ROWS - 1: y[-1], _JOINT_ROWS // 2: y[_JOINT_ROWS // 2], 0: y[0]}
     lines = []

@@ -1,6 +1,6 @@
-"""When requests arrive: models that yield arrival times without end, block by block, from a rate and a generator.
+"""Arrival models: when requests arrive. Each yields times without end, block by block, from a rate and a generator.
 
-Arrival models as a person writes them: `poisson`, `gamma:cv=2`, `on-off:on=5,off=60`.
+`parse_arrivals` reads them as a person writes them: `poisson`, `gamma:cv=2`, `on-off:on=5,off=60`.
 """
 
 import math

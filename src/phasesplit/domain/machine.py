@@ -1,10 +1,8 @@
-"""A machine type: one server and what it offers, draws and costs.
+"""A machine type: one server, what it offers, draws and costs, and how it moves and holds KV caches.
 
-How long moving a KV cache takes, and how much of it the user waits for.
-
-Machines derived from a machine: an instance on part of its accelerators, a power cap, other network cards.
-
-How much memory the KV cache takes and how much of it an instance holds.
+- `Machine` and its network: `Link`, the time of a KV transfer, and how much of it the user waits for.
+- Machines derived from a machine: an instance on part of its accelerators, a power cap, other network cards.
+- KV memory: the size of a KV cache, and how much KV an instance holds next to the weights.
 """
 
 import math
@@ -174,7 +172,7 @@ class Machine:
         link: The way of KV from there, as measured; None: it follows from the network cards (`domain.link.link_from`).
         provisioned_w: Power that must be provisioned for the server (nameplate, or less under a power cap).
         idle_w: Power drawn while no iteration runs.
-        prefill_w: Power drawn during prompt and mixed iterations, all accelerators at their limit.
+        prefill_w: Power drawn during prefill and mixed iterations, all accelerators at their limit.
         decode_w: Power drawn during decode iterations.
         accelerators_limit_w: Power limit of all accelerators together; 0 where it is not known.
         price_usd_per_hour: Rental price.

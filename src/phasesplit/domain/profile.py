@@ -1,6 +1,7 @@
-"""How long one iteration takes: piecewise-linear phase times of one model on one machine.
+"""Phase times: how long one iteration of one model takes on one machine, and their fit to measurements.
 
-Phase times fitted to measurements of one model on one machine.
+`PhaseTimes` holds piecewise-linear times of prefill, decode and mixed iterations. `profile_times` makes them from
+`Measurements`, and `published_times` as the published simulator looks times up.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from phasesplit.errors import SpecError
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PhaseTimes:
-    """Times of prompt, token and mixed iterations.
+    """Times of prefill, decode and mixed iterations.
 
     With B prompt tokens in the batch, prompt i of it computing c_i tokens behind h_i tokens already in its KV cache,
     n requests in decode and S tokens of context over those n requests:
@@ -77,7 +78,7 @@ class PhaseTimes:
             return self
         return replace(
             self,
-            source=f"{self.source}; prompt times x {prefill_factor:g}, token times x {decode_factor:g}, assumed",
+            source=f"{self.source}; prefill times x {prefill_factor:g}, decode times x {decode_factor:g}, assumed",
             prefill_knots_s=self.prefill_knots_s * prefill_factor,
             decode_knots_s=self.decode_knots_s * decode_factor,
             prefill_pair_s=self.prefill_pair_s * prefill_factor,
@@ -170,22 +171,22 @@ def profile_times(measurements: Measurements) -> PhaseTimes:
     Source: piecewise-linear performance model, Splitwise section V; the split into batch, pair and context terms: ours.
     """
     pair_s = _prefill_pair_s(measurements)
-    prompt_x, prompt_y, prefill_weight = _prefill_knots(measurements, pair_s)
+    prefill_x, prefill_y, prefill_weight = _prefill_knots(measurements, pair_s)
     context_s = _decode_context_s(measurements)
-    token_x, token_y, decode_weight = _decode_knots(measurements, context_s)
-    for what, knots in (("batch sizes in prompt tokens", prompt_x), ("batch sizes in requests", token_x)):
+    decode_x, decode_y, decode_weight = _decode_knots(measurements, context_s)
+    for what, knots in (("batch sizes in prompt tokens", prefill_x), ("batch sizes in requests", decode_x)):
         if knots.size < 2:
             raise SpecError.bad(f"profile {measurements.source}, {what}", knots.tolist(), "at least two different ones")
     times = PhaseTimes(
         source=measurements.source,
-        prefill_knots_tokens=prompt_x,
-        prefill_knots_s=_non_decreasing(prompt_y, prefill_weight),
-        decode_knots_requests=token_x,
-        decode_knots_s=_non_decreasing(token_y, decode_weight),
+        prefill_knots_tokens=prefill_x,
+        prefill_knots_s=_non_decreasing(prefill_y, prefill_weight),
+        decode_knots_requests=decode_x,
+        decode_knots_s=_non_decreasing(decode_y, decode_weight),
         prefill_pair_s=pair_s,
         decode_context_s=context_s,
-        measured_prompt_tokens=float(prompt_x[-1]),
-        measured_requests=float(token_x[-1]),
+        measured_prompt_tokens=float(prefill_x[-1]),
+        measured_requests=float(decode_x[-1]),
         mean_error=float("nan"),
     )
     errors = np.abs(np.concatenate(relative_errors(times, measurements)))
@@ -198,8 +199,8 @@ def relative_errors(times: PhaseTimes, measurements: Measurements) -> tuple[Floa
     pairs = measurements.batch_requests * measurements.prompt_tokens**2 / 2
     whole = times.prefill_time_s(measurements.batch_tokens)
     predicted = whole + times.prefill_pair_s * (pairs - measurements.batch_tokens**2 / 2)
-    token = times.decode_time_s(measurements.batch_requests, measurements.mean_context_tokens)
-    return predicted / measurements.prefill_s - 1, token / measurements.decode_s - 1
+    decode_s = times.decode_time_s(measurements.batch_requests, measurements.mean_context_tokens)
+    return predicted / measurements.prefill_s - 1, decode_s / measurements.decode_s - 1
 
 
 def published_times(source: str, knots_tokens: Floats, prefill_s: Floats, decode_s: Floats) -> PhaseTimes:

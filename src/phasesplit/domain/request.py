@@ -1,6 +1,7 @@
-"""A trace: the requests of a workload as columns.
+"""A trace: the requests of a workload as columns, and what they look like.
 
-What a trace looks like: rate, burstiness, lengths, their dependence, and how much of its prefixes repeats.
+`Trace` holds the columns. `TraceShape` describes them: rate, burstiness, lengths, their correlation, and how much of
+the prefixes repeats.
 """
 
 from dataclasses import dataclass

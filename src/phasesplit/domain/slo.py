@@ -1,6 +1,7 @@
-"""Service-level objectives: limits on percentiles, and whether a run kept them.
+"""Service-level objectives: limits on percentiles, and whether a run met them.
 
-SLOs as a person writes them: `splitwise*1.5`, `ttft_p99<2s,itl_p99<100ms`, `goodput(ttft<2s,tpot<50ms)>=95%`.
+`parse_slo` reads them as a person writes them: `splitwise*1.5`, `ttft_p99<2s,itl_p99<100ms`,
+`goodput(ttft<2s,tpot<50ms)>=95%`.
 """
 
 import re
@@ -152,7 +153,7 @@ def alone_s(
 ) -> tuple[Floats, Floats, Floats]:
     """Return TTFT, mean ITL and E2E of requests that have a reference machine to themselves, in seconds, (n,) each.
 
-    Decode of a lone request is token_time(1, context) summed over its growing context. The published simulator
+    Decode of a lone request is decode_time_s(1, context) summed over its growing context. The published simulator
     takes one decode time for all of it, looked up at the prompt's size. The mean ITL is NaN at one output token.
 
     Args:

@@ -1,8 +1,8 @@
-"""A workload: joint prompt and output lengths with an arrival model, from which traces are drawn at any rate.
+"""Workloads: where traces of any rate and length come from.
 
-A trace at another rate: its rows drawn again as whole rows, its burstiness kept or replaced.
-
-A workload from percentiles of its lengths, typed in by a person who has no trace.
+- `Workload` draws traces from a joint distribution of prompt and output lengths, and an arrival model.
+- A trace at another rate: its rows are drawn again as whole rows; its burstiness is kept or replaced.
+- A workload from percentiles of lengths, for a person who has no trace.
 """
 
 import math

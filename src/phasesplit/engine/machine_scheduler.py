@@ -10,14 +10,14 @@ from phasesplit.scheduler.ledger import AWAITING_ROOM, CHOSEN, ENTRY_TASK, PREFI
 from phasesplit.scheduler.live_cluster import with_place_for_one
 from phasesplit.scheduler.live_machine import (
     HERE,
-    NOBODY_LANDS,
+    NO_ROOM_NOW,
     STUCK,
     await_kv,
     end_iteration,
     end_prefill_here,
     form_batch,
+    hold_room,
     kv_arrived,
-    land,
     machine_ledger,
     take_prefill,
 )
@@ -100,8 +100,8 @@ class MachineScheduler:
 
     def land(self, now_s: float) -> Sequence | None:
         """Hold room for the KV that has waited longest, and return its sequence; None where none may come now."""
-        slot = land(self.ledger, now_s)
-        return None if slot in (NOBODY_LANDS, STUCK) else self._sequences[slot]
+        slot = hold_room(self.ledger, now_s)
+        return None if slot in (NO_ROOM_NOW, STUCK) else self._sequences[slot]
 
     def stuck(self) -> Sequence | None:
         """Return the sequence whose KV has waited longest for room, where nothing runs or arrives that would make any.

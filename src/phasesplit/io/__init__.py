@@ -1,1 +1,1 @@
-"""The only file formats: traces, machine, model and cluster specs, results."""
+"""The formats of files: traces, machine, model and cluster specs, results."""

@@ -1,8 +1,7 @@
-"""Phase times by name: from the shipped measurements, from a measured profile of one's own, or from the roofline.
+"""Phase times by name: `time_sources` finds them, `compare_sources` compares all sources of a model and machine.
 
-Phase times of current engines on current accelerators from aiconfigurator's measured operator tables.
-
-The same iterations as each source of phase times has them: measured, aiconfigurator, roofline.
+Sources are the shipped measurements, a profile that the user measured, the operator tables of the optional package
+aiconfigurator, and the roofline.
 """
 
 import csv

@@ -1,6 +1,6 @@
-"""Workers of this host in a cluster file: named so, or by the file of the machine that a plan was made with.
+"""Cluster files that `phasesplit serve` runs: the workers of this host, their rules, and files of keys.
 
-Cluster files that `phasesplit serve` runs, and files of keys.
+A worker names its machine, or the file of the machine that a plan was made with.
 """
 
 import os
@@ -124,7 +124,7 @@ class ServedCluster:
         client_keys: Any of them lets a client in; empty: no key is needed.
         admin_keys: The same for /admin; empty: nobody may.
         join_key: What workers bring to join, and the gateway to talk to them; None: only this host's may join.
-        drain_s: Seconds that requests have to end in when the cluster is told to stop.
+        drain_s: Seconds that requests have to end in when the cluster is stopped.
         stalled_s: A worker of this host that has not answered for so many seconds is started again.
         vllm: How vLLM is started; None: workers have the embedded engine.
         limits_place: From a field of the limits to how a person knows its place, for messages.

@@ -133,7 +133,7 @@ class ServeSettings(Spec):
         core_share: What each worker uses of its core at most.
         limits: Bounds by name.
         keys: Whose keys are asked for.
-        drain: Time that requests have to end in when the cluster is told to stop.
+        drain: Time that requests have to end in when the cluster is stopped.
         stalled: A worker that has not answered for so long is started again.
         vllm: How vLLM is started, where the engine is vllm.
     """

@@ -1,8 +1,7 @@
 """Whole files in and out: compressed or not, from standard input or to standard output, never half-written.
 
-Columns as CSV: every bit of a float, and nothing where a value is undefined.
-
-Packages that are not installed with phasesplit: imported where they are there, named in one line where not.
+Also: columns as CSV, where a float keeps every bit and an undefined value is empty, and the import of packages that are
+not installed with phasesplit (`extra_module`).
 """
 
 import gzip
@@ -20,6 +19,9 @@ from numpy.typing import NDArray
 from phasesplit.atomic_files import atomic_path
 from phasesplit.errors import SpecError
 
+GZIP = b"\x1f\x8b"
+"""How a file compressed by gzip begins."""
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _ROWS_AT_ONCE = 65_536
 """Bounds what Python's objects for the values take."""
 
@@ -71,10 +73,6 @@ def extra_module(module: str, extra: str, place: str) -> ModuleType:
         raise SpecError(f"{place}: needs a package that is not installed; pip install 'phasesplit[{extra}]'") from None
 
 
-_GZIP = b"\x1f\x8b"
-_ZSTANDARD = b"\x28\xb5\x2f\xfd"
-
-
 def read_bytes(path: str | Path) -> tuple[str, bytes]:
     """Return what to call an input and its content, decompressed when it begins as gzip or Zstandard does.
 
@@ -91,7 +89,7 @@ def read_bytes(path: str | Path) -> tuple[str, bytes]:
         raise SpecError(f"{label}: no such file") from None
     except (OSError, ValueError) as problem:
         raise SpecError(f"{label}: cannot be read ({getattr(problem, 'strerror', None) or problem})") from None
-    if content.startswith(_GZIP):
+    if content.startswith(GZIP):
         return label, _gunzip(label, content)
     if content.startswith(_ZSTANDARD):
         return label, _unzstandard(label, content)

@@ -22,7 +22,7 @@ def model_from_config(path: Path, config: Mapping[str, Any]) -> Model:
 
     Parameters are counted from the sizes. Weights take the bytes of `torch_dtype`, or of `quantization_config` for the
     matrices of the layers, embeddings staying at 16 bits. KV values take 2 bytes whatever the weights take, as serving
-    engines keep them unless told otherwise.
+    engines keep them unless set otherwise.
 
     Args:
         path: Where it was read, for messages; its directory names a model that does not name itself.

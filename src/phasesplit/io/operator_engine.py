@@ -178,7 +178,7 @@ def _is_same(candidate: Model, model: Model) -> bool:
 def _packaged_models() -> dict[str, tuple[Model, dict[str, Any]]]:
     """Return name to sizes and config.json of the packaged models of architectures that this package knows.
 
-    Those with a quantization file beside their config.json are left out: that file says what their weights take.
+    Those with a quantization file next to their config.json are left out: that file says what their weights take.
     """
     found: dict[str, tuple[Model, dict[str, Any]]] = {}
     folder = Path(str(files("aiconfigurator_core") / "model_configs"))

@@ -41,8 +41,8 @@ _OWN: dict[type[Policy], dict[str, Reader]] = {
     Threshold: {
         "high": ("high_tokens", _number, _NUMBER),
         "low": ("low_tokens", _number, _NUMBER),
-        "token-high": ("token_high_tokens", _number, _NUMBER),
-        "token-low": ("token_low_tokens", _number, _NUMBER),
+        "decode-high": ("decode_high_tokens", _number, _NUMBER),
+        "decode-low": ("decode_low_tokens", _number, _NUMBER),
         "full": ("full_share", _number, _NUMBER),
         "step": ("step", _whole, _WHOLE),
     },
@@ -53,6 +53,8 @@ _OWN: dict[type[Policy], dict[str, Reader]] = {
     },
     Schedule: {},
 }
+_PAPERS_WORDS = {"token-high": "decode-high", "token-low": "decode-low"}
+"""Keys that are read as others: the paper's words for the phases."""
 _POLICIES = {policy.name: policy for policy in _OWN}
 _EXAMPLES = {
     "static": "static:initial=4+2",
@@ -80,6 +82,7 @@ def parse_policy(text: str, where: str = "autoscale") -> Policy:
     entries: list[tuple[float, tuple[int, ...]]] = []
     for part in filter(None, rest.split(",")):
         key, _, written = (piece.strip() for piece in part.partition("="))
+        key = _PAPERS_WORDS.get(key, key)
         hour = _hour(key) if name == "schedule" else None
         if hour is not None:
             entries.append((hour * _HOUR_S, _read(f"{where}, {key}", written, _counts, _COUNTS)))

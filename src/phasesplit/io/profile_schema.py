@@ -53,7 +53,7 @@ class ModelFacts(Spec):
 
 
 class TimedRuns(Spec):
-    """One iteration and its runs; fields as of `measuring.iterations`."""
+    """One iteration and its runs; fields as of `profiling.record`."""
 
     prompts: Whole = 0
     prompt_tokens: Whole = 0
@@ -138,7 +138,7 @@ class ProfileSpec(Spec):
         machine: The machine.
         model: The model.
         settings: What was asked for.
-        ending: Why measuring stopped, as `measuring.profiling.Profiled` has it.
+        ending: Why measuring stopped, as `profiling.profiler.Profiled` has it.
         elapsed_s: Time that measuring took, resumed times included.
         times: Phase times; None where there are too few iterations for any.
         errors: Held-out errors, of `all` and by phase.

@@ -126,9 +126,9 @@ def write_machine_file(
     Args:
         profile: The profile.
         path: The machine file.
-        profile_path: Where the profile is; named relative to the machine file where it lies beside or below it.
+        profile_path: Where the profile is; named relative to the machine file if it is in the same folder or below.
         price_usd_per_hour: Price, None where it is not known.
-        power_w: Idle, prompt and token power where they are known better than measured.
+        power_w: Idle, prefill and decode power where they are known better than measured.
 
     Raises:
         SpecError: The profile has no phase times, sizes or KV capacity, or the file cannot be written.

@@ -56,7 +56,7 @@ def check_output(path: str | Path, endings: Sequence[str], where: str) -> None:
 
 @contextlib.contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
-    """Give a temporary file beside `path` to write to; it takes the place of `path` unless the block fails.
+    """Give a temporary file next to `path` to write to; it takes the place of `path` unless the block fails.
 
     Raises:
         SpecError: The file cannot be written (the disk is full, say).

@@ -21,6 +21,8 @@ ANYWHERE = fields_of("rules")
 
 _TYPES = get_type_hints(Rules)
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_PAPERS_WORDS = {"prompt_placement": "prefill_placement", "token_placement": "decode_placement"}
+"""Fields that are read as others: the paper's words for the phases."""
 _NONE = ("auto", "none", "null")
 
 
@@ -54,6 +56,7 @@ def rules_from(settings: Mapping[str, Any], where: Where = ANYWHERE, base: Rules
     values: dict[str, Any] = {}
     for written, value in settings.items():
         field = str(written).strip().lower().replace("-", "_")
+        field = _PAPERS_WORDS.get(field, field)
         if field not in _TYPES:
             raise SpecError.unknown(where(str(written)), str(written), _TYPES)
         values[field] = _value(where(field), _TYPES[field], value)

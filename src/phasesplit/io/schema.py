@@ -1,6 +1,6 @@
 """What a machine, model or cluster file may hold, checked by pydantic. Imported only when a file is read.
 
-Quantities as people write them ("80 GB", "400 Gb/s", "10.2 kW") in base units.
+Quantities are read as people write them ("80 GB", "400 Gb/s", "10.2 kW") and kept in base units.
 """
 
 import re

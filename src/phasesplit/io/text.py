@@ -1,7 +1,4 @@
-"""YAML and JSON text as mappings, with what is wrong with it said in one line.
-
-Where the fields of a file or a command line stand, as the person who wrote them finds them.
-"""
+"""YAML and JSON text as mappings. An error is one line that names the file, the line and the field."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

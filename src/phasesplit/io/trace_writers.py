@@ -27,7 +27,7 @@ def write_trace(path: str | Path, trace: Trace, *, format: str | None = None) ->
         format: csv, parquet, splitwise-sim or mooncake; by default from the name (.csv, .parquet, .jsonl).
 
     Raises:
-        SpecError: The format is unknown or cannot be told from the name, or the file cannot be written.
+        SpecError: The format is unknown or does not follow from the name, or the file cannot be written.
     """
     write_bytes(path, _WRITERS[_format_of(path, format)](trace))
 

@@ -1,18 +1,13 @@
 """Traces from files and into files, in the layouts that published traces use and in our own.
 
-Columns of a trace file as numbers and times, where a value that is neither is marked and not guessed.
+A file is read in these steps:
 
-Which trace layouts are known: their columns, their clock, and how a file's layout is told from its columns.
-
-The raw columns of a trace file, whatever format holds them, with the place of each row in the file.
-
-Trace files in CSV: raw columns, and the line of each row.
-
-Trace files in JSON lines: raw columns, prefix blocks, and the line of each row.
-
-Trace files in Parquet: raw columns and prefix blocks.
-
-From raw columns to a trace: each value parsed and checked, the first wrong one named, or all wrong rows dropped.
+1. `compression.read_bytes` gives its content, whatever compresses it.
+2. Its kind (CSV, JSON lines, Parquet) follows from the content. A reader for the kind gives raw columns, and the line
+   of each row.
+3. Its layout (`TraceFormat`: names of columns, clock) follows from the columns, unless the caller names it.
+4. Each value is parsed as a number or a time. A value that is neither is marked, never guessed.
+5. The first wrong value is an error that names its line; or all wrong rows are dropped and counted.
 """
 
 import csv
@@ -681,13 +676,13 @@ def read_trace(
 ) -> tuple[Trace, SkipCount]:
     """Return the trace in a file, and how many of its rows were kept and dropped.
 
-    CSV, JSON lines and Parquet are told apart by content, as are gzip and Zstandard; the layout is told from the
-    column names. Calendar times are counted from the first arrival, and so are BurstGPT's and mapped columns; all
+    The content says whether a file is CSV, JSON lines or Parquet, and gzip or Zstandard. The column names say which
+    layout it has. Calendar times are counted from the first arrival, and so are BurstGPT's and mapped columns; all
     other numbers are kept as they are.
 
     Args:
         path: A file, or `-` for standard input.
-        format: Name of the layout, a key of `FORMATS`; by default told from the columns.
+        format: Name of the layout, a key of `FORMATS`; by default the one that has the columns.
         columns: Instead of a layout, a map such as `arrival=ts,prompt=in,output=out`.
         time_unit: Unit of numeric arrival times with `columns`: s (the default), ms, us or ns.
         skip_bad: Drop and count rows that are not allowed, instead of refusing the file.

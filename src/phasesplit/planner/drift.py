@@ -138,8 +138,8 @@ def policies_for(problem: Problem, design: Design, counts: Counts, at_peak: Resu
         Threshold(
             high_tokens=_rounded(_HIGH * first),
             low_tokens=_rounded(low * first),
-            token_high_tokens=_rounded(_HIGH * token) if design.kind.is_split else None,
-            token_low_tokens=_rounded(_LOW * token) if design.kind.is_split else None,
+            decode_high_tokens=_rounded(_HIGH * token) if design.kind.is_split else None,
+            decode_low_tokens=_rounded(_LOW * token) if design.kind.is_split else None,
             cooldown_s=_COOLDOWN_S,
             step=max(units),  # whole servers: nobody rents less
             least=min(max(units), *most),

@@ -1,8 +1,7 @@
-"""The blocks of a report page without scripts that loads nothing; the HTML is in `templates`, every text escaped.
+"""The parts of a report page: one HTML file without scripts that loads nothing.
 
-How all figures look: colours with a meaning, type, and axes without ornament.
-
-A panel as SVG text that takes its colours and its type from the page it is put into.
+The HTML is in `templates`, and every text is escaped. Here are also the colours and type that all figures share, and
+figures as SVG text that takes its colours and type from the page.
 """
 
 import io
@@ -41,7 +40,7 @@ THEME = {
 """Each colour on light and on dark paper. One meaning each: a phase or pool, waiting for it (its tint), the transfer;
 how far something is inside or beyond its limit.
 
-The strong ones are told apart with every kind of colour blindness; light ones differ pairwise, so that a drawing in
+The strong ones differ with every kind of colour blindness; light ones differ pairwise, so that a drawing in
 light colours can be turned into one with names. Source: after Okabe and Ito, Color Universal Design (2008).
 """
 
@@ -265,9 +264,9 @@ def drawings(entries: Iterable[Drawing]) -> Markup:
     return _block("drawings", list(entries))
 
 
-def beside(*blocks: Markup) -> Markup:
+def side_by_side(*blocks: Markup) -> Markup:
     """Return blocks next to one another where there is room."""
-    return _block("beside", blocks)
+    return _block("side_by_side", blocks)
 
 
 def details(summary: str, *blocks: Markup) -> Markup:

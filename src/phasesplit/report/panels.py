@@ -1,12 +1,9 @@
-"""The panels of a result, in the order in which they are read: each draws itself onto axes.
+"""The panels of a result, in the order in which a reader needs them. Each draws itself onto axes.
 
-Latencies: distribution functions that show their tails, and how near each limit of the SLO is.
-
-The pools over time: machines, running and waiting requests, KV memory.
-
-How machines are used: the sizes of their batches, and what they spend their time on.
-
-Where a request's time goes: waiting, prefill, exposed transfer, waiting again, decode.
+1. Latencies: distribution functions that show their tails, and how near each limit of the SLO is.
+2. The pools over time: machines, running and waiting requests, KV memory.
+3. How machines are used: the sizes of their batches, and what they spend their time on.
+4. Where a request's time goes: queue, prefill, exposed transfer, second queue, decode.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -197,7 +194,7 @@ def short_name(metric: str) -> str:
 
 
 MACHINES, BUSY, RUNNING, WAITING, KV_SHARE = range(5)
-"""Fields of a sample, as `simulation.world.SAMPLE_FIELDS` names them."""
+"""Fields of a sample, as `simulator.world.SAMPLE_FIELDS` names them."""
 
 
 def pools_seen(result: Result) -> list[int]:

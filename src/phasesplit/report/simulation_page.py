@@ -1,8 +1,7 @@
-"""One sentence for each panel that says what to see in it, from the result's own figures.
+"""A result as one HTML file: what was simulated, whether it holds, why, and what it costs.
 
-A result's tables: every number of it that a reader may want to look up.
-
-A result as one HTML file: what was simulated, whether it holds, why, and what it costs.
+Each panel has a caption of one sentence, made from the result's own figures. Tables hold every number that a reader may
+want to look up.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +24,13 @@ from phasesplit.report.page import (
     Markup,
     Value,
     banner,
-    beside,
     details,
     drawings,
     inline_svg,
     page,
     paragraph,
     section,
+    side_by_side,
     table,
     terms,
     tiles,
@@ -380,7 +379,7 @@ def html_report(result: Result) -> str:
         section("The pools over time", _panels(TIMELINE_PANELS, result)),
         section("Where the time goes", _panels(USAGE_PANELS, result), stages(result)),
         section("Pools", pools(result), phase_times(result)),
-        section("Money, power, carbon", beside(bill(result.bill), bill_shares(result.bill))),
+        section("Money, power, carbon", side_by_side(bill(result.bill), bill_shares(result.bill))),
         section("What the scheduler did", counts(result)),
         section("Rules", paragraph(_rules_line(result)), details("All settings", settings_table(result.rules))),
         section("Words", terms(GLOSSARY)),
@@ -447,7 +446,7 @@ def _verdict(result: Result) -> Sequence[Markup]:
         line = f"Broken:{unserved} All {limits} of the SLO “{verdict.slo.name}” hold for those that were."
     return [
         paragraph(line, "verdict kept" if verdict.holds else "verdict broken"),
-        beside(findings(verdict), _panels((SLO_PANEL,), result)),
+        side_by_side(findings(verdict), _panels((SLO_PANEL,), result)),
     ]
 
 

@@ -141,10 +141,10 @@ def open_request(
     requests[slot]["last_token_s"] = -1.0
     requests[slot]["gap_max_s"] = 0.0
     requests[slot]["running"] = 0
-    requests[slot]["prompt_count"] = 0
-    requests[slot]["token_count"] = 0
-    requests[slot]["prompt_held"] = 0
-    requests[slot]["token_held"] = 0
+    requests[slot]["prefill_count"] = 0
+    requests[slot]["decode_count"] = 0
+    requests[slot]["prefill_held"] = 0
+    requests[slot]["decode_held"] = 0
     requests[slot]["blocks"] = 0
     requests[slot]["arriving_blocks"] = 0
     requests[slot]["emitted"] = 0
@@ -220,8 +220,8 @@ def tokens_to_compute(requests: NDArray[np.void], slot: int) -> int:
 def count_of(ledger: Ledger, task: int) -> int:
     """Return how often a task was passed over."""
     if task % 2 == PREFILL:
-        return int(ledger.requests[task // 2]["prompt_count"])
-    return int(ledger.requests[task // 2]["token_count"])
+        return int(ledger.requests[task // 2]["prefill_count"])
+    return int(ledger.requests[task // 2]["decode_count"])
 
 
 @jit_inline
@@ -341,7 +341,7 @@ def back_to_prefill(ledger: Ledger, machine: int, slot: int) -> None:
     """
     requests = ledger.requests
     requests[slot]["phase"] = 0
-    requests[slot]["prompt_held"] = 0
+    requests[slot]["prefill_held"] = 0
     requests[slot]["computed"] = 0
     requests[slot]["prefill_machine"] = machine
     ledger.machines[machine]["prefill_requests"] += 1

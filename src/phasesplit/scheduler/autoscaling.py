@@ -12,7 +12,7 @@ from phasesplit.errors import SpecError
 from phasesplit.scheduler.ledger import DECODE, MIXED, PREFILL, UNSPLIT
 
 Counts = dict[int, int]
-"""Machines by role (PROMPT, TOKEN, MIXED, UNSPLIT of `scheduling.ledger`)."""
+"""Machines by role (PREFILL, DECODE, MIXED, UNSPLIT of `scheduler.ledger`)."""
 
 LOAD_BYTES_PER_S = 5e9
 """How fast a starting machine loads the model. Source: ours, about what one NVMe drive reads; networks are slower."""
@@ -27,7 +27,7 @@ _ROUNDING_S = 1e-6
 class PoolFacts:
     """What is known of the machines of one role when a policy decides.
 
-    The counts are of this moment; everything else is as old as the signal (`Seen.age_s`).
+    The counts are of this moment; everything else is as old as the signal (`PolicyView.age_s`).
 
     Attributes:
         serving: Machines that take requests.
@@ -76,7 +76,7 @@ class Policy:
     """What all policies share; a policy of one's own is a frozen subclass with `wanted`.
 
     Attributes:
-        initial: Machines of each role at the start, in the order prompt, token, mixed (or unsplit alone); None: all.
+        initial: Machines of each role at the start, in the order prefill, decode, mixed (or unsplit alone); None: all.
         least: Machines that a role keeps at least, >= 1.
         interval_s: Time between two looks, after each of which the policy decides; > 0.
         cooldown_s: Time that a role is left alone after a change, >= 0.
@@ -170,10 +170,10 @@ class Threshold(Policy):
     """Each role by itself: one step up when the work per machine is high, one down when it is low.
 
     Attributes:
-        high_tokens: Pending tokens per machine above which a role grows; of prompt, mixed and unsplit machines.
+        high_tokens: Pending tokens per machine above which a role grows; of prefill, mixed and unsplit machines.
         low_tokens: Pending tokens per machine below which it shrinks; below `high_tokens`.
-        token_high_tokens: The same for decode machines, whose work is expected output tokens.
-        token_low_tokens: The same for decode machines.
+        decode_high_tokens: The same for decode machines, whose work is expected output tokens.
+        decode_low_tokens: The same for decode machines.
         full_share: A role also grows when more than this share of its KV memory is committed, and does not shrink if
             that would make it so; (0, 1].
         step: Machines at a time, >= 1.
@@ -183,8 +183,8 @@ class Threshold(Policy):
 
     high_tokens: float
     low_tokens: float
-    token_high_tokens: float | None = None
-    token_low_tokens: float | None = None
+    decode_high_tokens: float | None = None
+    decode_low_tokens: float | None = None
     full_share: float = 0.9
     step: int = 1
 
@@ -192,7 +192,7 @@ class Threshold(Policy):
         Policy.__post_init__(self)
         self._require("low_tokens", 0 <= self.low_tokens < self.high_tokens, f"0 to below high ({self.high_tokens:g})")
         high, low = self.limits(DECODE)
-        self._require("token_low_tokens", 0 <= low < high, f"0 to below token-high ({high:g})")
+        self._require("decode_low_tokens", 0 <= low < high, f"0 to below decode-high ({high:g})")
         self._require("full_share", 0 < self.full_share <= 1, "a share above 0, at most 1")
         self._require("step", self.step >= 1, "a whole number of at least 1")
 
@@ -200,7 +200,7 @@ class Threshold(Policy):
         """Return the high and the low limit of a role."""
         if role != DECODE:
             return self.high_tokens, self.low_tokens
-        high, low = self.token_high_tokens, self.token_low_tokens
+        high, low = self.decode_high_tokens, self.decode_low_tokens
         return self.high_tokens if high is None else high, self.low_tokens if low is None else low
 
     def wanted(self, seen: PolicyView) -> Counts:
@@ -225,7 +225,7 @@ class Threshold(Policy):
 class Joint(Policy):
     """Both phases from one signal: output tokens per second set decode machines, a fixed ratio prefill machines.
 
-    A mixed or unsplit pool alone is sized by the same signal; a mixed pool beside the others keeps its size.
+    A mixed or unsplit pool alone is sized by the same signal; a mixed pool next to the others keeps its size.
 
     Source: scaling both pools at a fixed ratio by the rate of output tokens: HeteroScale (Li et al. 2025, "Taming the
     Chaos: Coordinated Autoscaling for Heterogeneous and Disaggregated LLM Inference", arXiv 2508.19559).

@@ -65,15 +65,15 @@ def blocks_needed(ledger: Ledger, task: int) -> int:
     slot = task // 2
     requests = ledger.requests
     if task % 2 == PREFILL:
-        return 0 if requests[slot]["prompt_held"] else prefill_blocks(ledger, slot)
+        return 0 if requests[slot]["prefill_held"] else prefill_blocks(ledger, slot)
     return output_blocks(ledger, slot) if ledger.settings[0]["published"] else 0
 
 
 @jit_inline
 def form_whole(ledger: Ledger, machine: int, now_s: float) -> int:
-    """Form the next batch of a machine by the whole-prefill rule; return the first lane that is new in it.
+    """Form the next batch of a machine by the whole-prefill rule; return the first running entry that is new in it.
 
-    Mutates: lanes, lists, requests, machines, counters, keys, trees.
+    Mutates: running_entries, lists, requests, machines, counters, keys, trees.
     """
     first_new = ledger.machines[machine]["running_entries"]
     candidate = _only_candidate(ledger, machine)
@@ -93,7 +93,7 @@ def form_whole(ledger: Ledger, machine: int, now_s: float) -> int:
         first_new = _rebuild(ledger, machine, now_s)
     for kind in _PASSED_OVER:
         for index in range(length(ledger.lists[kind, machine])):
-            ledger.requests[entry(ledger.lists[kind, machine], index) // 2]["token_count"] += 1
+            ledger.requests[entry(ledger.lists[kind, machine], index) // 2]["decode_count"] += 1
     return int(min(first_new, ledger.machines[machine]["running_entries"]))
 
 
@@ -137,7 +137,7 @@ def _only_joiners(ledger: Ledger, machine: int) -> bool:
 
 @jit
 def _append(ledger: Ledger, machine: int, now_s: float) -> int:
-    """The last pass alone: let waiting decode tasks join behind the running ones; return the first new lane."""
+    """The last pass alone: let waiting decode tasks join behind the running ones; return the first new entry."""
     ledger.counters[0]["builds"] += 1
     running_entries = ledger.machines[machine]["running_entries"]
     taken = 0
@@ -162,7 +162,7 @@ def _append(ledger: Ledger, machine: int, now_s: float) -> int:
 
 @jit
 def _rebuild(ledger: Ledger, machine: int, now_s: float) -> int:
-    """All passes; return the first new lane.
+    """All passes; return the first new running entry.
 
     The first two take tasks that were passed over as often as the limit says. The published rules look for them in the
     queue instead, and stop at the first that was not.
@@ -257,11 +257,11 @@ def _admit(ledger: Ledger, machine: int, task: int, now_s: float) -> None:
         remove(ledger.lists[QUEUE, machine], task)
     if task % 2 == PREFILL:
         remove(ledger.lists[WAITING, machine], task)
-        ledger.requests[slot]["prompt_held"] = 1
+        ledger.requests[slot]["prefill_held"] = 1
     else:
         if not remove(ledger.lists[PREEMPTED, machine], task):
             remove(ledger.lists[READY, machine], task)
-        ledger.requests[slot]["token_held"] = 1
+        ledger.requests[slot]["decode_held"] = 1
     if need > 0:
         use_blocks(ledger.machines, machine, need, now_s)
         ledger.requests[slot]["blocks"] += need
@@ -273,13 +273,13 @@ def _admit(ledger: Ledger, machine: int, task: int, now_s: float) -> None:
 
 @jit
 def form_chunked(ledger: Ledger, machine: int, now_s: float) -> int:
-    """Form the next batch with chunked prompts; return the first lane that is new in it.
+    """Form the next batch with chunked prompts; return the first running entry that is new in it.
 
     Every decode task runs; the rest of the token budget goes to prompts already begun, then to waiting ones in order
     of arrival, each admitted once its whole KV fits. Source: Agrawal et al. 2024, "Taming Throughput-Latency Tradeoff
     in LLM Inference with Sarathi-Serve", section 4; the default of vLLM's engine since its version 1.
 
-    Mutates: lanes, lists, requests, machines, counters, keys, trees.
+    Mutates: running_entries, lists, requests, machines, counters, keys, trees.
     """
     machines = ledger.machines
     settings = ledger.settings
@@ -324,7 +324,7 @@ def form_chunked(ledger: Ledger, machine: int, now_s: float) -> int:
         remove(ledger.lists[WAITING, machine], task)
         use_blocks(ledger.machines, machine, need, now_s)
         ledger.requests[slot]["blocks"] = need
-        ledger.requests[slot]["prompt_held"] = 1
+        ledger.requests[slot]["prefill_held"] = 1
         join(ledger, machine, task)
         tokens = min(budget, tokens_to_compute(ledger.requests, slot))
         give_chunk(ledger, machine, machines[machine]["running_entries"] - 1, tokens)

@@ -1,10 +1,10 @@
 """The ledger: what is queued, what KV is reserved and who owns it, as columns that compiled rules read.
 
 Both drivers keep one: the simulator in model time, the live cluster in real time. The functions of this package change
-it; of the driver's own are only a request's instants and its KV transfer.
+it. A driver writes only a request's instants and its KV transfer.
 
-A request lives in a *slot* from arrival to its end; a *task* is one phase of it, numbered `2 * slot + phase`. A *lane*
-is a place in a machine's running batch.
+A request lives in a *slot* from arrival to its end; a *task* is one phase of it, numbered `2 * slot + phase`. A
+*running entry* is the place of a task in a machine's batch.
 """
 
 from typing import NamedTuple
@@ -51,10 +51,10 @@ SETTINGS = np.dtype(
 
 COUNTERS = np.dtype(
     [
-        ("draws", "i8"), ("ranks", "i8"), ("prompt_turn", "i8"), ("token_turn", "i8"), ("builds", "i8"),
+        ("draws", "i8"), ("ranks", "i8"), ("prefill_turn", "i8"), ("decode_turn", "i8"), ("builds", "i8"),
         ("free_slot", "i8"), ("live", "i8"), ("most_assigned", "i8"), ("preemptions", "i8"), ("evictions", "i8"),
         ("prefill_to_mixed", "i8"), ("decode_to_mixed", "i8"), ("returns", "i8"), ("repurposed", "i8"),
-        ("one_machine", "i8"), ("chosen_prompt", "i8"), ("chosen_token", "i8"),
+        ("one_machine", "i8"), ("chosen_prefill", "i8"), ("chosen_decode", "i8"),
     ]
 )  # fmt: skip
 """One record: draws taken, the last rank, turns, batches built, free slots, and counts of what happened."""
@@ -62,17 +62,15 @@ COUNTERS = np.dtype(
 MACHINES = np.dtype(
     [
         ("home", "i8"), ("pool", "i8"), ("state", "i8"), ("kind", "i8"), ("running_entries", "i8"),
-        ("prefill_entries", "i8"),
-        ("batch_tokens", "i8"),
-        ("context_tokens", "i8"), ("pair_tokens", "f8"), ("iteration", "i8"), ("next_end", "i8"),
+        ("prefill_entries", "i8"), ("batch_tokens", "i8"), ("context_tokens", "i8"), ("pair_tokens", "f8"),
+        ("iteration", "i8"), ("next_end", "i8"),
         ("step_start_s", "f8"), ("step_first_s", "f8"), ("step_growth_s", "f8"), ("step_iterations", "i8"),
         ("step_joiners", "i8"), ("rank", "i8"), ("prefill_requests", "i8"), ("decode_requests", "i8"),
         ("pending_tokens", "i8"), ("pending_output_tokens", "i8"), ("committed_blocks", "i8"), ("used_blocks", "i8"),
         ("capacity_blocks", "i8"), ("kv_block_s", "f8"), ("kv_since_s", "f8"), ("mixed_since_s", "f8"),
         ("arriving", "i8"), ("departing", "i8"), ("sending", "i8"), ("receiving", "i8"), ("first_sending", "i8"),
-        ("first_receiving", "i8"),
-        ("busy_prompt_s", "f8"), ("busy_token_s", "f8"), ("busy_mixed_s", "f8"), ("steps", "i8"), ("iterations", "i8"),
-        ("task_iterations", "i8"),
+        ("first_receiving", "i8"), ("busy_prefill_s", "f8"), ("busy_decode_s", "f8"), ("busy_mixed_s", "f8"),
+        ("steps", "i8"), ("iterations", "i8"), ("task_iterations", "i8"),
     ],
     align=True,
 )  # fmt: skip
@@ -82,8 +80,8 @@ REQUESTS = np.dtype(
     [
         ("row", "i8"), ("arrival_s", "f8"), ("prompt_tokens", "i4"), ("output_tokens", "i4"), ("expected_tokens", "i4"),
         ("emitted", "i4"), ("prefill_machine", "i8"), ("decode_machine", "i8"), ("running", "i8"), ("phase", "i8"),
-        ("blocks", "i8"), ("stamp", "i8"), ("prompt_held", "i4"), ("token_held", "i4"), ("prompt_count", "i4"),
-        ("token_count", "i4"), ("computed", "i4"), ("chunk", "i4"), ("preemptions", "i4"), ("streamed", "i4"),
+        ("blocks", "i8"), ("stamp", "i8"), ("prefill_held", "i4"), ("decode_held", "i4"), ("prefill_count", "i4"),
+        ("decode_count", "i4"), ("computed", "i4"), ("chunk", "i4"), ("preemptions", "i4"), ("streamed", "i4"),
         ("assigned_machine", "i8"), ("arriving_blocks", "i8"), ("prefill_start_s", "f8"), ("first_token_s", "f8"),
         ("kv_ready_s", "f8"), ("decode_start_s", "f8"), ("last_token_s", "f8"), ("gap_max_s", "f8"), ("flow", "i8"),
         ("next_sending", "i8"), ("previous_sending", "i8"), ("next_receiving", "i8"), ("previous_receiving", "i8"),
@@ -136,9 +134,9 @@ def empty_ledger(
 
     Args:
         rules: The scheduler's settings.
-        homes: (m,) each machine's home: PROMPT, TOKEN, MIXED or UNSPLIT.
+        homes: (m,) each machine's home: PREFILL, DECODE, MIXED or UNSPLIT.
         kinds: (m,) each machine's type, an index into the driver's table of phase times.
-        capacity_blocks: (m,) KV blocks that fit beside the weights.
+        capacity_blocks: (m,) KV blocks that fit next to the weights.
         room: Initial room for tasks on each machine; `with_room` makes more.
     """
     count = homes.size
@@ -166,7 +164,7 @@ def empty_ledger(
         trees=np.full((2, POOLS, 2 * leaves_for(count)), -1, np.int64),
         members=np.zeros((POOLS, 1 + count), np.int64),
     )
-    ledger.counters["free_slot"] = ledger.counters["chosen_prompt"] = -1
+    ledger.counters["free_slot"] = ledger.counters["chosen_prefill"] = -1
     return ledger
 
 
@@ -183,7 +181,7 @@ def with_slots(ledger: Ledger, slots: int) -> Ledger:
 
 
 def with_room(ledger: Ledger, room: int) -> Ledger:
-    """Return the ledger with room for so many tasks on each machine; all lists and lanes keep their contents."""
+    """Return the ledger with room for so many tasks on each machine; lists and running entries keep their contents."""
     old = ledger.running_entries.shape[2]
     count = ledger.machines.size
     lists = np.zeros((LISTS, count, FIRST + room), np.int64)

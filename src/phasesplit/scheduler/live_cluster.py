@@ -1,7 +1,8 @@
 """Cluster-level scheduling for a driver in real time: one compiled call for each thing that happens to a request.
 
 The calls only put together transitions that the simulator makes too. The driver's ledger has a row for every machine of
-the cluster; what runs inside a machine is not in it: no lanes, and of the lists only the waiting prompts.
+the cluster; what runs inside a machine is not in it: it has no running entries, and of the lists only
+the waiting prompts.
 """
 
 from phasesplit._jit import jit

@@ -17,8 +17,8 @@ from phasesplit.scheduler.rules import Batching, Rules
 HERE, ELSEWHERE = 0, 1
 """The two rows of the ledger."""
 
-NOBODY_LANDS, STUCK = -1, -2
-"""What `land` returns where no KV may come now: later perhaps, or never as things are."""
+NO_ROOM_NOW, STUCK = -1, -2
+"""What `hold_room` returns if no KV may come: not now, or never unless something changes."""
 
 _ENDLESS = 1 << 40
 _CHUNKED = int(Batching.CHUNKED)
@@ -65,17 +65,17 @@ def await_kv(ledger: Ledger, slot: int) -> None:
 
 
 @jit
-def land(ledger: Ledger, now_s: float) -> int:
+def hold_room(ledger: Ledger, now_s: float) -> int:
     """Hold room for the KV that has waited longest for it, and return its request's slot.
 
-    Returns NOBODY_LANDS where none waits or the first does not fit beside what the running batch will need, STUCK where
-    it never will: nothing runs here, and no KV is on its way to or from this machine.
+    Returns NO_ROOM_NOW if none waits or the first does not fit next to what the running batch will need, STUCK if it
+    never will: nothing runs here, and no KV is on its way to or from this machine.
 
     Mutates: lists, machines, requests.
     """
     machines = ledger.machines
     if length(ledger.lists[AWAITING_ROOM, HERE]) == 0:
-        return NOBODY_LANDS
+        return NO_ROOM_NOW
     slot = entry(ledger.lists[AWAITING_ROOM, HERE], 0)
     need = prefill_blocks(ledger, slot)
     free = machines[HERE]["capacity_blocks"] - machines[HERE]["used_blocks"]
@@ -84,7 +84,7 @@ def land(ledger: Ledger, now_s: float) -> int:
     if need > free:
         waits = machines[HERE]["running_entries"] + machines[HERE]["arriving"] + machines[HERE]["departing"] > 0
         waits = waits or length(ledger.lists[WAITING, HERE]) + length(ledger.lists[READY, HERE]) > 0
-        return NOBODY_LANDS if waits else STUCK
+        return NO_ROOM_NOW if waits else STUCK
     remove(ledger.lists[AWAITING_ROOM, HERE], slot)
     hold_arrival(ledger, slot, need, now_s)
     return slot
@@ -108,11 +108,11 @@ def kv_arrived(ledger: Ledger, slot: int, now_s: float) -> None:
 
 @jit
 def form_batch(ledger: Ledger, now_s: float) -> int:
-    """Form the next batch by the rule in the settings; return how many lanes run.
+    """Form the next batch by the rule in the settings; return how many running entries it has.
 
     Requests that had to go for lack of memory are then in the list of waiting prompts and hold no blocks.
 
-    Mutates: lanes, lists, requests, machines, counters, keys, trees.
+    Mutates: running_entries, lists, requests, machines, counters, keys, trees.
     """
     if ledger.settings[0]["batching"] == _CHUNKED:
         form_chunked(ledger, HERE, now_s)
@@ -123,9 +123,9 @@ def form_batch(ledger: Ledger, now_s: float) -> int:
 
 @jit
 def end_iteration(ledger: Ledger, now_s: float) -> int:
-    """Book one executed iteration; return how many tasks ended with it, which are in the row CHOSEN of the lanes.
+    """Book one executed iteration; return how many tasks ended with it. The row CHOSEN has them.
 
-    Mutates: lanes, requests, machines.
+    Mutates: running_entries, requests, machines.
     """
     ledger.machines[HERE]["next_end"] = 0
     return advance(ledger, HERE, 1, now_s)

@@ -40,11 +40,11 @@ def pick(ledger: Ledger, load: int, pool: int) -> int:
     field = ledger.settings[0]["prefill_placement"] if load == PREFILL_LOAD else ledger.settings[0]["decode_placement"]
     if field == _ROUND_ROBIN:
         if load == PREFILL_LOAD:
-            turn = counters[0]["prompt_turn"]
-            counters[0]["prompt_turn"] += 1
+            turn = counters[0]["prefill_turn"]
+            counters[0]["prefill_turn"] += 1
         else:
-            turn = counters[0]["token_turn"]
-            counters[0]["token_turn"] += 1
+            turn = counters[0]["decode_turn"]
+            counters[0]["decode_turn"] += 1
         return int(ledger.members[pool, 1 + turn % count])
     if field == _RANDOM:
         return int(ledger.members[pool, 1 + draw(ledger.settings, counters) % count])
@@ -113,11 +113,11 @@ def place(ledger: Ledger, slot: int, now_s: float) -> int:
     if _too_long(ledger, slot):
         return TOO_LONG
     if ledger.settings[0]["prefill_placement"] == _CUSTOM:
-        if ledger.counters[0]["chosen_prompt"] < 0:
+        if ledger.counters[0]["chosen_prefill"] < 0:
             return UNDECIDED
-        requests[slot]["prefill_machine"] = ledger.counters[0]["chosen_prompt"]
-        requests[slot]["decode_machine"] = ledger.counters[0]["chosen_token"]
-        ledger.counters[0]["chosen_prompt"] = -1
+        requests[slot]["prefill_machine"] = ledger.counters[0]["chosen_prefill"]
+        requests[slot]["decode_machine"] = ledger.counters[0]["chosen_decode"]
+        ledger.counters[0]["chosen_prefill"] = -1
         return PLACED
     prefill_machine = NOBODY
     decode_machine = NOBODY

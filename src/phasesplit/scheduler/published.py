@@ -1,6 +1,6 @@
 """What the published simulator does otherwise, its defects included: the one place for them in the scheduler.
 
-Each function here stands beside a default and is called where `settings["published"]` says so. All waiting tasks are in
+Each function here replaces a default where `settings["published"]` says so. All waiting tasks are in
 one queue besides their lists, and a list of the requests present says whom a batch leaves out. Whole outputs are
 reserved by their true length. Source: the simulator published with Splitwise; docs/rules.md.
 """
@@ -23,7 +23,7 @@ def iteration_s(prefill_s: float, decode_requests: int) -> float:
 @jit_inline
 def output_blocks(ledger: Ledger, slot: int) -> int:
     """Return the KV blocks that a decode task must still reserve to enter a batch: its whole output, KV(output - 1)."""
-    return 0 if ledger.requests[slot]["token_held"] else int(ledger.requests[slot]["output_tokens"] - 1)
+    return 0 if ledger.requests[slot]["decode_held"] else int(ledger.requests[slot]["output_tokens"] - 1)
 
 
 @jit_inline
@@ -109,7 +109,7 @@ def head_is_aged(ledger: Ledger, machine: int) -> bool:
 def count_passed_over(ledger: Ledger, machine: int) -> None:
     """Count every present request whose next task is not in the batch, waiting prompts included.
 
-    Mutates: requests["token_count"] and ["prompt_count"].
+    Mutates: requests["decode_count"] and ["prefill_count"].
     """
     size = length(ledger.lists[PRESENT, machine])
     if size == ledger.machines[machine]["running_entries"]:
@@ -119,6 +119,6 @@ def count_passed_over(ledger: Ledger, machine: int) -> None:
         if ledger.requests[slot]["running"]:
             continue
         if ledger.requests[slot]["phase"] == DECODE:
-            ledger.requests[slot]["token_count"] += 1
+            ledger.requests[slot]["decode_count"] += 1
         else:
-            ledger.requests[slot]["prompt_count"] += 1
+            ledger.requests[slot]["prefill_count"] += 1

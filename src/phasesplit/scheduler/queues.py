@@ -1,12 +1,12 @@
-"""Ordered lists of a machine, kept in the ledger: push, insert and remove anywhere, in place.
+"""The lists of a machine and its running batch, both kept in the ledger.
 
-A list is a window into its storage, so taking from the front costs nothing; the window moves back to the start when it
-has reached the end. Every function takes the list itself, `ledger.lists[kind, machine]`.
+*Lists*: push, insert and remove anywhere, in place. A list is a window into its storage, so taking from the front costs
+nothing; the window moves back to the start when it has reached the end. The functions take the list itself,
+`ledger.lists[kind, machine]`.
 
-The running batch of a machine: tasks join lanes, leave them, and are counted in the machine's sums.
-
-A decode lane that joins at iteration i of its machine with r tokens to go ends at iteration i + r; nothing has to be
-counted down. Its context grows by one token an iteration, so only `context - iteration` is kept.
+*Running entries*: a task joins the batch as an entry, leaves it again, and is counted in the machine's sums. A decode
+entry that joins at iteration i of its machine with r tokens to go ends at iteration i + r; nothing has to be counted
+down. Its context grows by one token an iteration, so only `context - iteration` is kept.
 """
 
 import numpy as np
@@ -101,9 +101,9 @@ def prefill_blocks(ledger: Ledger, slot: int) -> int:
 
 @jit_inline
 def give_chunk(ledger: Ledger, machine: int, running_entry: int, tokens: int) -> None:
-    """Let a prefill lane compute so many of its tokens in the next iteration; 0 lets it wait in its lane.
+    """Let a prefill entry compute so many of its tokens in the next iteration; with 0 it waits and stays in the batch.
 
-    Mutates: requests["chunk"], lanes, machines' sums.
+    Mutates: requests["chunk"], running_entries, machines' sums.
     """
     requests = ledger.requests
     machines = ledger.machines
@@ -118,9 +118,9 @@ def give_chunk(ledger: Ledger, machine: int, running_entry: int, tokens: int) ->
 
 @jit
 def join(ledger: Ledger, machine: int, task: int) -> None:
-    """Let a task take the next lane; a prompt is given its chunk apart (`give_chunk`).
+    """Let a task join the batch as its last entry; a prompt is given its chunk apart (`give_chunk`).
 
-    Mutates: lanes, entry_gap_s, requests["running"], machines' sums.
+    Mutates: running_entries, entry_gap_s, requests["running"], machines' sums.
     """
     machines = ledger.machines
     requests = ledger.requests
@@ -147,7 +147,7 @@ def join(ledger: Ledger, machine: int, task: int) -> None:
 
 @jit_inline
 def settle(ledger: Ledger, machine: int, running_entry: int, now_s: float) -> None:
-    """Write what a lane has done so far into its request and take it out of the machine's sums; the lane itself stays.
+    """Write what an entry has done into its request and take it out of the machine's sums; the entry itself stays.
 
     Mutates: requests, machines' sums.
     """
@@ -162,7 +162,7 @@ def settle(ledger: Ledger, machine: int, running_entry: int, now_s: float) -> No
     iteration = machines[machine]["iteration"]
     emitted = requests[slot]["output_tokens"] - (ledger.running_entries[ENTRY_END, machine, running_entry] - iteration)
     if emitted > requests[slot]["emitted"]:
-        requests[slot]["last_token_s"] = now_s  # a lane that never ran has emitted nothing here
+        requests[slot]["last_token_s"] = now_s  # an entry that never ran has emitted nothing here
     requests[slot]["emitted"] = emitted
     if ledger.settings[0]["published"] == 0:
         requests[slot]["blocks"] = blocks_of(ledger.settings, work_tokens(requests, slot))
@@ -173,9 +173,9 @@ def settle(ledger: Ledger, machine: int, running_entry: int, now_s: float) -> No
 
 @jit_inline
 def move_entry(ledger: Ledger, machine: int, source: int, target: int) -> None:
-    """Copy a lane over another.
+    """Copy an entry over another.
 
-    Mutates: lanes, entry_gap_s.
+    Mutates: running_entries, entry_gap_s.
     """
     running_entries = ledger.running_entries
     running_entries[ENTRY_TASK, machine, target] = running_entries[ENTRY_TASK, machine, source]
@@ -186,7 +186,7 @@ def move_entry(ledger: Ledger, machine: int, source: int, target: int) -> None:
 
 @jit
 def growth(ledger: Ledger, machine: int, iterations: int) -> int:
-    """Return the KV blocks that the decode lanes need for so many more iterations."""
+    """Return the KV blocks that the decode entries need for so many more iterations."""
     shift = ledger.settings[0]["block_shift"]
     iteration = ledger.machines[machine]["iteration"]
     running_entries = ledger.running_entries
@@ -200,12 +200,12 @@ def growth(ledger: Ledger, machine: int, iterations: int) -> int:
 
 @jit
 def evict_last(ledger: Ledger, machine: int, now_s: float) -> None:
-    """Take the KV of the lane that joined last, and put its request at the head of the waiting prompts.
+    """Take the KV of the entry that joined last, and put its request at the head of the waiting prompts.
 
     Its prompt, and the output it has already, are computed again. Source: recomputation of the latest request when
     memory runs out (Kwon et al. 2023, "Efficient Memory Management for LLM Serving with PagedAttention", section 4.5).
 
-    Mutates: lanes, lists, requests, machines, counters, keys, trees.
+    Mutates: running_entries, lists, requests, machines, counters, keys, trees.
     """
     machines = ledger.machines
     requests = ledger.requests
@@ -224,14 +224,14 @@ def evict_last(ledger: Ledger, machine: int, now_s: float) -> None:
     ledger.counters[0]["evictions"] += 1
     if task % 2 == DECODE:
         back_to_prefill(ledger, machine, slot)
-    requests[slot]["prompt_held"] = 0
+    requests[slot]["prefill_held"] = 0
     requests[slot]["computed"] = 0
     insert(ledger.lists[WAITING, machine], 0, 2 * slot + PREFILL)
 
 
 @jit
 def make_room(ledger: Ledger, machine: int, now_s: float) -> bool:
-    """Evict the lanes that joined last until the KV of one more iteration fits; return whether any had to go.
+    """Evict the entries that joined last until the KV of one more iteration fits; return whether any had to go.
 
     Mutates: as `evict_last`.
     """
@@ -247,7 +247,7 @@ def make_room(ledger: Ledger, machine: int, now_s: float) -> bool:
 
 @jit_inline
 def step_length(ledger: Ledger, machine: int) -> int:
-    """Return how many iterations the batch runs unchanged: 1 with a prompt in it, else until a lane ends or KV is full.
+    """Return how many iterations the batch runs unchanged: 1 with prefill, else until an entry ends or KV is full.
 
     Requires: one iteration fits (see `make_room`); not under the published rules, which reserve whole outputs.
 
@@ -279,9 +279,9 @@ def step_length(ledger: Ledger, machine: int) -> int:
 
 @jit_inline
 def advance(ledger: Ledger, machine: int, iterations: int, now_s: float) -> int:
-    """Book an executed step and take out the lanes that ended; return how many did, their tasks in the row CHOSEN.
+    """Book an executed step, take out the entries that ended, and return how many did; the row CHOSEN has their tasks.
 
-    Mutates: lanes, requests, machines.
+    Mutates: running_entries, requests, machines.
     """
     machines = ledger.machines
     requests = ledger.requests

@@ -12,7 +12,7 @@ class Placement(IntEnum):
     ROUND_ROBIN = 0
     RANDOM = 1
     TWO_CHOICES = 2
-    """The less loaded of two machines drawn at random, by the load of `JSQ_TOKENS` (prompt) or `JSQ_KV` (token)."""
+    """The less loaded of two machines drawn at random, by the load of `JSQ_TOKENS` (prefill) or `JSQ_KV` (decode)."""
     JSQ_REQUESTS = 3
     JSQ_TOKENS = 4
     JSQ_KV = 5

@@ -1,9 +1,9 @@
 """The least loaded machine of a pool: looked for in a small cluster, at the root of a tournament tree in a large one.
 
-A tree is kept up to date for each load that a pool is asked for at every arrival: the prefill load of prompt, mixed and
-unsplit machines, the decode load of token and mixed machines. The other combinations matter only when load spills over;
-`scan` looks at every machine of the pool then. Up to `SCANNED` machines it always does: that costs less than keeping
-trees up to date.
+A tree is kept up to date for each load that a pool is asked for at every arrival: the prefill load of prefill, mixed
+and unsplit machines, the decode load of decode and mixed machines. The other combinations matter only when load spills
+over; `scan` looks at every machine of the pool then. Up to `SCANNED` machines it always does: that costs less than
+keeping trees up to date.
 
 `trees[load, pool]` is a complete binary tree in an array: node 1 is the root, node i has the children 2i and 2i + 1,
 and the leaf of machine m is node `leaves + m`. A node holds the machine that wins below it, -1 where there is none. The

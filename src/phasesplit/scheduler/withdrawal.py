@@ -1,4 +1,4 @@
-"""The end of a request in any state: it is taken out of lists and lanes, and everything booked for it is given back."""
+"""The end of a request in any state: it leaves lists and batch, and everything booked for it is given back."""
 
 from phasesplit._jit import jit
 from phasesplit.scheduler.accounts import end_prefill, end_request, free_slot, leave_prefill_machine
@@ -8,11 +8,11 @@ from phasesplit.scheduler.queues import move_entry, remove, settle
 
 @jit
 def withdraw(ledger: Ledger, slot: int, now_s: float) -> None:
-    """End a request wherever it is: finished, stopped early, given up or lost. Its slot is free afterwards.
+    """End a request wherever it is: finished, stopped early, aborted or lost. Its slot is free afterwards.
 
     Its KV counts as having left the prefill machine once `requests["kv_ready_s"]` is set.
 
-    Mutates: lanes, lists, machines, requests, counters, keys, trees.
+    Mutates: running_entries, lists, machines, requests, counters, keys, trees.
     """
     requests = ledger.requests
     for side in range(2):
@@ -33,7 +33,7 @@ def withdraw(ledger: Ledger, slot: int, now_s: float) -> None:
 
 @jit
 def _leave_entry(ledger: Ledger, machine: int, slot: int, now_s: float) -> None:
-    """Take a request's lane out of a machine's batch, if it has one there; the lanes behind it move up."""
+    """Take a request's entry out of a machine's batch, if it has one there; the entries behind it move up."""
     machines = ledger.machines
     requests = ledger.requests
     found = False

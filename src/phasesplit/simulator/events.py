@@ -4,7 +4,8 @@ Entities are the machines (the end of their step), then the request slots (the n
 entity's event is moved in place when it changes, so nothing stale is ever in the heap and its size stays bounded by the
 number of entities. Arrivals are not in it: they come sorted from the trace and go before anything at the same time.
 
-A step: iterations with an unchanged batch, timed in closed form, and cut short when work arrives.
+The event of a machine is the end of a *step*: iterations with an unchanged batch, timed in closed form, and cut short
+when work arrives.
 """
 
 import math

@@ -32,7 +32,7 @@ class _Look:
 def look(machines: NDArray[np.void], now_s: float, sums: Floats) -> None:
     """Sum up the work of the machines by home, and the output tokens of all so far, steps in progress included.
 
-    A prompt that is computed in chunks counts as a token with each chunk; it is few beside its output.
+    A prompt that is computed in chunks counts as a token with each chunk; few compared with its output.
 
     Mutates: sums, (POOLS, 6).
     """

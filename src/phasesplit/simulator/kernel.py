@@ -1,11 +1,18 @@
-"""The compiled loop: takes arrivals and events in order and applies the scheduling rules until it needs its driver.
+"""The compiled loop: `run` takes arrivals and events in order and applies the rules until it needs its driver.
 
-Every function on the hot path is called from one place and inlined there: the compiled loop stays small, and no call
-has to hand over all the columns.
+The life of a request in it:
 
-What is counted while the simulation runs: gaps between tokens, batch sizes, and a timeline of the pools.
+1. `_arrive`: it takes a slot, `place` chooses its machines, `assign` books it there.
+2. `_task_arrives`: its prefill task waits on the prefill machine. An idle machine forms a batch at once; a busy one
+   ends its step early.
+3. `form_and_start`: the rules form the machine's next batch and its step starts.
+4. `end_step`: the step is booked; tasks that ended with it leave the batch.
+5. `_end_prefill_task`: the first token is out. The KV stays, or its transfer to the decode machine starts.
+6. `_transfer_event`: the KV is whole on the decode machine; the decode task arrives there, as in 2.
+7. `_complete`: the last token is out. `see_end` records the request, and its KV and slot are free.
 
-What a machine does at the end of a step: books it, ends what ended, forms the next batch and starts it.
+On the way it counts gaps between tokens, batch sizes, and samples of the pools. Every function on the hot path is
+called from one place and inlined there: the compiled loop stays small, and no call has to hand over all the columns.
 """
 
 import math
@@ -50,7 +57,7 @@ from phasesplit.scheduler.queues import advance, length, push, remove, step_leng
 from phasesplit.scheduler.rules import Batching
 from phasesplit.scheduler.tournament import NOBODY
 from phasesplit.simulator.events import cancel, cut, first, next_time_s, schedule, time_of, time_step
-from phasesplit.simulator.published_events import hand_on, task_arrives, told_freed, try_transfer
+from phasesplit.simulator.published_events import hand_on, task_arrives, try_transfer, use_freed
 from phasesplit.simulator.transfers import (
     DRAINING,
     IDLE,
@@ -93,12 +100,12 @@ def see_step(ledger: Ledger, world: World, machine: int, now_s: float) -> None:
     machines[machine]["task_iterations"] += iterations * running_entries
     world.batch_s[machines[machine]["pool"], running_entries] += duration_s
     if prompts == running_entries:
-        machines[machine]["busy_prompt_s"] += duration_s
+        machines[machine]["busy_prefill_s"] += duration_s
         return
     if prompts > 0:
         machines[machine]["busy_mixed_s"] += duration_s
     else:
-        machines[machine]["busy_token_s"] += duration_s
+        machines[machine]["busy_decode_s"] += duration_s
     first_s = machines[machine]["step_first_s"]
     growth_s = machines[machine]["step_growth_s"]
     last_s = first_s + growth_s * (iterations - 1)
@@ -196,7 +203,7 @@ _CHUNKED = int(Batching.CHUNKED)
 
 @jit_part
 def form_and_start(ledger: Ledger, world: World, machine: int, now_s: float) -> None:
-    """Form the machine's next batch and start its step; without a batch it idles. KV that waits may land then.
+    """Form the machine's next batch and start its step; without a batch it idles. KV that waits for room may come then.
 
     In between it may go home from the mixed pool.
 
@@ -219,7 +226,7 @@ def form_and_start(ledger: Ledger, world: World, machine: int, now_s: float) -> 
 
 @jit_part
 def _start(ledger: Ledger, world: World, machine: int, first_new: int, now_s: float) -> None:
-    """Start a step with the batch that has been formed, whose lanes from `first_new` on are new."""
+    """Start a step with the batch that has been formed, whose running entries from `first_new` on are new."""
     machines = ledger.machines
     iterations = step_length(ledger, machine)
     time_step(ledger, world, machine)
@@ -234,7 +241,7 @@ def _start(ledger: Ledger, world: World, machine: int, first_new: int, now_s: fl
 
 @jit_inline
 def _streams(ledger: Ledger, world: World, machine: int, running_entry: int) -> bool:
-    """Whether the lane is a prompt that ends with this step and is long enough to be sent layer by layer."""
+    """Whether the running entry is a prompt that ends with this step and is long enough to be sent layer by layer."""
     task = ledger.running_entries[ENTRY_TASK, machine, running_entry]
     if task % 2 == DECODE or ledger.running_entries[ENTRY_END, machine, running_entry] == NEVER:
         return False
@@ -251,7 +258,7 @@ def _streams(ledger: Ledger, world: World, machine: int, running_entry: int) -> 
 def _start_streams(ledger: Ledger, world: World, machine: int, now_s: float) -> None:
     """Start the layer-wise transfers of a prefill iteration, which takes longer for them.
 
-    Source: the slowdown of computing while streaming, see `domain.link.STREAMING_SLOWDOWN`.
+    Source: the slowdown of computing while streaming, see `domain.machine.STREAMING_SLOWDOWN`.
     """
     machines = ledger.machines
     size = 0.0
@@ -398,8 +405,8 @@ def run(ledger: Ledger, world: World, arrivals: Arrivals, more_arrivals: bool, b
         if now_s >= clock[0]["pause_at_s"]:
             return NEED_CONTROL
         clock[0]["now_s"] = now_s
-        # What follows from the event: up to two tasks arrive, a machine hears of freed memory, machines form a batch.
-        task, next_task, told, forming = NO_TASK, NO_TASK, NOBODY, NOBODY
+        # What follows from the event: up to two tasks arrive, a machine uses freed memory, machines form a batch.
+        task, next_task, freed, forming = NO_TASK, NO_TASK, NOBODY, NOBODY
         entity = first(future)
         sequence = future[entity]["sequence"]
         if is_arrival:
@@ -427,20 +434,20 @@ def run(ledger: Ledger, world: World, arrivals: Arrivals, more_arrivals: bool, b
                 slot = entity - ledger.machines.size
                 if _transfer_event(ledger, world, slot, now_s):
                     task = 2 * slot + DECODE
-                    told = ledger.requests[slot]["assigned_machine"]
+                    freed = ledger.requests[slot]["assigned_machine"]
         clock[0]["events"] += 1
         while True:
             if task != NO_TASK:
                 forming = _task_arrives(ledger, world, task, now_s)
                 task = next_task
                 next_task = NO_TASK
-            elif told != NOBODY:
-                forming = _told_freed(ledger, world, told, now_s)
-                told = NOBODY
+            elif freed != NOBODY:
+                forming = _use_freed(ledger, world, freed, now_s)
+                freed = NOBODY
             if forming != NOBODY:
                 form_and_start(ledger, world, forming, now_s)
                 forming = NOBODY
-            if task == NO_TASK and told == NOBODY:
+            if task == NO_TASK and freed == NOBODY:
                 break
         if not is_arrival and future[entity]["sequence"] == sequence:
             cancel(clock, future, entity)
@@ -526,10 +533,10 @@ def _transfer_event(ledger: Ledger, world: World, slot: int, now_s: float) -> bo
 
 
 @jit_inline
-def _told_freed(ledger: Ledger, world: World, machine: int, now_s: float) -> int:
+def _use_freed(ledger: Ledger, world: World, machine: int, now_s: float) -> int:
     """Let a machine use the memory that a transfer out of it has freed; return it if it should form a batch."""
     if ledger.settings[0]["published"]:
-        return told_freed(ledger, world, machine, now_s)
+        return use_freed(ledger, world, machine, now_s)
     if ledger.machines[machine]["running_entries"] == 0:
         return int(machine)
     if length(ledger.lists[AWAITING_ROOM, machine]) > 0:

@@ -84,7 +84,7 @@ def task_arrives(ledger: Ledger, world: World, machine: int, task: int, now_s: f
 
 
 @jit_inline
-def told_freed(ledger: Ledger, world: World, machine: int, now_s: float) -> int:
+def use_freed(ledger: Ledger, world: World, machine: int, now_s: float) -> int:
     """Let a machine use freed memory; return it if it is idle and the first of its queue fits.
 
     Mutates: machines["step_iterations"], world.future, world.clock.

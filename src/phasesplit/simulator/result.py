@@ -1,10 +1,9 @@
-"""What a simulation found: distributions, shares of time, the timeline, what it cost, and what to beware of.
+"""The result of a simulation: latencies, shares of time, the timeline, the bill, and what to beware of.
 
-Whether a cluster kept up with its arrivals: a growing backlog is named, never averaged over in silence.
-
-What a reader should know before trusting a result's figures.
-
-Which requests missed the SLO, hour by hour: percentiles of a whole day hide when it was missed.
+- `Overload`: whether the cluster kept up with its arrivals. A growing backlog is named, never averaged over.
+- `warnings_of`: what a reader should know before trusting the figures.
+- `Misses`: which requests missed the SLO, hour by hour. Percentiles of a whole day hide when it was missed.
+- `Result` itself, and `build_result`, which makes it.
 """
 
 from dataclasses import dataclass
@@ -133,7 +132,7 @@ def warnings_of(rules: Rules, *, oracle: bool, statuses: dict[str, int], counts:
     found = []
     if rules.published:
         found.append(
-            "published rules: token time ignores the batch size, links never contend, and whole outputs are reserved"
+            "published rules: decode time ignores the batch size, links never contend, and whole outputs are reserved"
             " by their true length; figures are for comparison with the published simulator only"
         )
     elif oracle:
@@ -239,7 +238,7 @@ def _strictest(slo: Slo, *, slowdowns: bool) -> tuple[tuple[str, float], ...]:
 
 
 COUNTS = tuple(
-    name for name in (COUNTERS.names or ()) if name not in ("free_slot", "live", "chosen_prompt", "chosen_token")
+    name for name in (COUNTERS.names or ()) if name not in ("free_slot", "live", "chosen_prefill", "chosen_decode")
 )
 
 
@@ -281,7 +280,7 @@ class Timeline:
 
     Attributes:
         time_s: (t,) times of the samples.
-        samples: (t, 4, 5): pools (prompt, token, mixed, unsplit) x fields of `world.SAMPLE_FIELDS`.
+        samples: (t, 4, 5): pools (prefill, decode, mixed, unsplit) x fields of `world.SAMPLE_FIELDS`.
     """
 
     time_s: Floats
@@ -465,9 +464,9 @@ def build_result(
         bill=bill(
             cluster,
             duration_s=duration_s,
-            prefill_s=machines["busy_prompt_s"],
+            prefill_s=machines["busy_prefill_s"],
             mixed_s=machines["busy_mixed_s"],
-            decode_s=machines["busy_token_s"],
+            decode_s=machines["busy_decode_s"],
             requests=statuses["completed"],
             output_tokens=tokens[1],
             grid_kg_per_kwh=grid_kg_per_kwh,
@@ -514,8 +513,8 @@ def _pool_uses(cluster: Cluster, machines: NDArray[np.void], duration_s: float, 
         uses.append(
             PoolUse(
                 name=f"{pool.role}:{pool.count}:{pool.machine.name}",
-                prefill_share=float(own["busy_prompt_s"].sum()) / time_s,
-                decode_share=float(own["busy_token_s"].sum()) / time_s,
+                prefill_share=float(own["busy_prefill_s"].sum()) / time_s,
+                decode_share=float(own["busy_decode_s"].sum()) / time_s,
                 mixed_share=float(own["busy_mixed_s"].sum()) / time_s,
                 kv_share=float((own["kv_block_s"] / own["capacity_blocks"]).sum()) / time_s,
                 mean_batch=int(own["task_iterations"].sum()) / iterations if iterations else float("nan"),

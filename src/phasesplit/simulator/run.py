@@ -38,7 +38,7 @@ class Facts:
         now_s: The time of the arrival.
         prompt_tokens: Of the request.
         expected_tokens: Output length that rules may expect; never the true one.
-        machines: MACHINES of `scheduling.ledger`, (m,): `facts.machines["pending_tokens"]` and so on; to be read only.
+        machines: MACHINES of `scheduler.ledger`, (m,): `facts.machines["pending_tokens"]` and so on; to be read only.
     """
 
     now_s: float
@@ -75,8 +75,8 @@ def simulate(
         keep: Keep a row per request (`Result.columns`). Without it memory stays bounded whatever the trace's length,
             and quantiles are as fine as bins of at most 1.6 %.
         slo: What the result is judged by.
-        metrics: Names of the only distributions wanted, beside those of the SLO and `itl_s`; None: all. A search that
-            asks thousands of clusters about one SLO saves time with an empty set.
+        metrics: Names of the only distributions wanted, with those of the SLO and `itl_s`; None: all. A search over
+            thousands of clusters by one SLO saves time with an empty set.
         grid_kg_per_kwh: Carbon intensity of the electricity.
         on_progress: Called every million events or so.
 
@@ -240,7 +240,7 @@ class _Run:
         if not all(isinstance(number, int | np.integer) and 0 <= number < ledger.machines.size for number in numbers):
             allowed = f"two machine numbers from 0 to {ledger.machines.size - 1}"
             raise SpecError.bad(f"place(), request {request['row']}", chosen, allowed)
-        ledger.counters["chosen_prompt"], ledger.counters["chosen_token"] = chosen
+        ledger.counters["chosen_prefill"], ledger.counters["chosen_decode"] = chosen
 
     def _take_done(self) -> None:
         ledger, world = self.state.ledger, self.state.world

@@ -80,7 +80,7 @@ def kv_bytes_per_token(cluster: Cluster, rules: Rules) -> float:
 
 
 def capacity_blocks(cluster: Cluster, pool: Pool, rules: Rules) -> int:
-    """Return how many KV blocks an instance of the pool holds beside the weights.
+    """Return how many KV blocks an instance of the pool holds next to the weights.
 
     Raises:
         SpecError: Not even one.
@@ -89,7 +89,7 @@ def capacity_blocks(cluster: Cluster, pool: Pool, rules: Rules) -> int:
     blocks = int(free // (kv_bytes_per_token(cluster, rules) * rules.block_tokens))
     if blocks < 1:
         raise SpecError.bad(
-            f"pool {pool.role}:{pool.count}:{pool.machine.name}, KV blocks beside {cluster.model.name}",
+            f"pool {pool.role}:{pool.count}:{pool.machine.name}, KV blocks next to {cluster.model.name}",
             blocks,
             f"at least 1: the weights take {cluster.model.weights_bytes / 1e9:.0f} GB"
             f" of the {pool.machine.hbm_bytes * rules.hbm_share / 1e9:.0f} GB that may be filled",

@@ -1,13 +1,16 @@
-"""The life of a KV transfer: where it may begin, what happens when it ends, and who was waiting for that.
+"""KV transfers: where one may begin, how flows share network cards, and what follows when one ends.
 
-KV transfers as flows that share network cards: each gets an equal share at both ends, and the smaller one counts.
+A flow is in one of these states:
 
-A flow is in one of these states. STREAMING: layer by layer while the prompt is computed, no faster than layers get
-ready. DRAINING: prefill is over, the rest goes as fast as the cards let it. TAIL: all bytes are out, the
-completion is on its way. WAITING_FOR_ROOM (published rules only): the destination was full, tried again every second.
+1. STREAMING: layer by layer while the prompt is computed, no faster than layers get ready.
+2. DRAINING: prefill is over; the rest goes as fast as the cards let it.
+3. TAIL: all bytes are out, the completion is on its way.
 
-Sharing is equal and not max-min fair: what a flow leaves of its share at a faster end is not given to the others there,
-so congestion is never understated.
+WAITING_FOR_ROOM (published rules only): the destination was full; it is tried again every second.
+
+Each flow gets an equal share of the cards at both ends, and the smaller share counts. Sharing is equal and not max-min
+fair: what a flow leaves of its share at a faster end is not given to the others there, so congestion is never
+understated.
 """
 
 from phasesplit._jit import jit, jit_inline
@@ -163,7 +166,7 @@ def end_streaming(ledger: Ledger, world: World, slot: int, now_s: float) -> None
 
 @jit
 def _land(ledger: Ledger, world: World, slot: int, blocks: int, now_s: float) -> bool:
-    """Hold room for a request's KV on its decode machine, if it is there beside what the running batch will need."""
+    """Hold room for a request's KV on its decode machine, if it is there next to what the running batch will need."""
     machine = ledger.requests[slot]["decode_machine"]
     machines = ledger.machines
     free = machines[machine]["capacity_blocks"] - machines[machine]["used_blocks"]

@@ -1,4 +1,4 @@
-"""What the simulator keeps beside the ledger: the clock, the future, phase times, the link, and what it saw."""
+"""What the simulator keeps next to the ledger: the clock, the future, phase times, the link, and what it saw."""
 
 from typing import NamedTuple
 
@@ -26,8 +26,8 @@ KINDS = np.dtype(
 """One record per machine type: scalars of its phase times, of its network cards, and of the model's KV."""
 
 FUTURE = np.dtype([("time_s", "f8"), ("sequence", "i8"), ("place", "i8"), ("order", "i8")], align=True)
-"""One record per entity that can have an event, see `events`: when, scheduled as the how-manieth, its index in the heap
-(-1: no event); and, apart from the entity, the heap itself."""
+"""One record per entity that can have an event, see `events`: when, the number of its scheduling, its index in the
+heap (-1: no event); and, apart from the entity, the heap itself."""
 
 KNOT_TOKENS, KNOT_S, DECODE_S = range(3)
 """Rows of `curves`: prompt tokens at the knots of f, prefill times there, and g at 0, 1, 2, ... requests."""

@@ -16,7 +16,6 @@ from phasesplit.report.page import (
     Markup,
     Value,
     banner,
-    beside,
     colour,
     details,
     drawings,
@@ -25,6 +24,7 @@ from phasesplit.report.page import (
     page,
     paragraph,
     section,
+    side_by_side,
     table,
     terms,
     tiles,
@@ -132,7 +132,7 @@ def _one(record: Mapping[str, Any], name: str, *, is_alone: bool) -> list[Markup
     blocks.append(drawings([_curves(record, metric, name) for metric in _NAMES] + [_stage_bars(record, name)]))
     blocks.append(table(("latency", "predicted", "measured", "error", "goal"), map(_latency, record["latencies"])))
     blocks.append(
-        beside(
+        side_by_side(
             table(("mean time", "predicted", "measured", "difference"), map(_stage, record["stages"])),
             table(("", "predicted", "measured"), map(_total, record["totals"])),
         )

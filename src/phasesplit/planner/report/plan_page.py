@@ -39,13 +39,13 @@ from phasesplit.report.page import (
     Markup,
     Value,
     banner,
-    beside,
     colour,
     drawings,
     inline_svg,
     page,
     paragraph,
     section,
+    side_by_side,
     table,
     terms,
     tiles,
@@ -236,7 +236,7 @@ def _latencies(plan: Plan, result: Result | None) -> list[Markup]:
 def _next(plan: Plan) -> list[Markup]:
     if not plan.bottlenecks and not plan.gains:
         return [paragraph("Not looked at.")]
-    return [_drawn(next_panels(plan)), beside(plan_tables.bottlenecks(plan), plan_tables.gains(plan))]
+    return [_drawn(next_panels(plan)), side_by_side(plan_tables.bottlenecks(plan), plan_tables.gains(plan))]
 
 
 def _flips(plan: Plan) -> list[Markup]:
