@@ -265,7 +265,7 @@ def assert_equal_to_file(result: Result, path: Path) -> None:
         expected_s = [float(row[c]) for c in ("ttft_times", "response_times", "queue_times", "nth_token_overheads")]
         times_s = [outcome.ttft_s, outcome.e2e_s, outcome.queue_s, outcome.second_token_overhead_s]
         assert times_s == pytest.approx(expected_s, rel=0, abs=TOLERANCE_S), row["request_ids"]
-        instances = (int(row["prefill_instance"]), int(row["decode_instance"]))
+        instances = (int(row["prompt_instance"]), int(row["token_instance"]))
         assert (outcome.prefill_instance, outcome.decode_instance) == instances, row["request_ids"]
 
 

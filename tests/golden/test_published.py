@@ -100,7 +100,7 @@ def assert_equal_to_file(result: Result, path: Path) -> None:
         (overhead_s, "nth_token_overheads"),
     ]:
         assert np.abs(times_s - expected[column]).max() < TOLERANCE_S, column
-    for ours, column in (("prefill_machine", "prefill_instance"), ("decode_machine", "decode_instance")):
+    for ours, column in (("prefill_machine", "prompt_instance"), ("decode_machine", "token_instance")):
         assert (found[ours] == expected[column]).all(), column
 
 
