@@ -12,7 +12,7 @@ from phasesplit import cli
 from phasesplit.engine.fetch import write_tiny_model
 from phasesplit.profiling import engine_machine
 from phasesplit.profiling.engine_machine import EngineMachine
-from phasesplit.profiling.profiler import Shape
+from phasesplit.profiling.fitting import Shape
 
 pytestmark = pytest.mark.slow
 

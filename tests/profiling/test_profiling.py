@@ -9,16 +9,8 @@ import pytest
 
 from phasesplit.errors import SpecError
 from phasesplit.profiling.adaptive import Bounds, candidates, coarse_grid, held_out, prompts_alone
-from phasesplit.profiling.profiler import (
-    Profiled,
-    ProfileState,
-    Shape,
-    Timed,
-    fit_phase_times,
-    non_negative,
-    profile_machine,
-    relative_error,
-)
+from phasesplit.profiling.fitting import Shape, Timed, fit_phase_times, non_negative, relative_error
+from phasesplit.profiling.profiler import Profiled, ProfileState, profile_machine
 
 BOUNDS = Bounds(longest_tokens=8_192, kv_tokens=16_384, most_prompt_tokens=8_192, most_requests=64)
 SPIKE_S = 0.1
@@ -32,7 +24,7 @@ def engine_s(shape: Shape) -> float:
     attention_s = 9e-7 * shape.pairs + 2e-6 * shape.context
     if shape.phase == "mixed":
         return max(0.0113 + 0.00194 * (tokens + shape.requests), decode_s) + attention_s
-    return prefill_s + attention_s if shape.phase == "prompt" else decode_s + attention_s
+    return prefill_s + attention_s if shape.phase == "prefill" else decode_s + attention_s
 
 
 class Simulated:
@@ -127,7 +119,7 @@ def test_it_stops_when_the_time_is_up(budget_s: float) -> None:
     assert found.ending == "budget"
     assert found.times is not None
     assert machine.now_s < 1.5 * budget_s
-    longest_s = max(engine_s(shape) for shape in machine.asked if shape.phase == "prompt" and not shape.behind_tokens)
+    longest_s = max(engine_s(shape) for shape in machine.asked if shape.phase == "prefill" and not shape.behind_tokens)
     assert longest_s < budget_s / 20
 
 
@@ -181,7 +173,7 @@ def test_an_error_of_the_form_is_said_and_not_hidden() -> None:
     found = Simulated(varied).profile(budget_s=2_000.0)
     assert found.ending == "form"
     assert found.errors("mixed").mean == pytest.approx(0.2, abs=0.03)
-    assert found.errors("token").mean < 0.03
+    assert found.errors("decode").mean < 0.03
     assert found.errors().worst_at is not None
     assert found.errors().worst_at.phase == "mixed"
 
@@ -259,7 +251,7 @@ def test_every_shape_asked_for_is_allowed() -> None:
         assert len(shapes) > 20
         for shape in shapes:
             assert bounds.allow(shape), str(shape)
-            assert shape.phase != "prompt" or shape.prompt_tokens >= bounds.least_prompt_tokens
+            assert shape.phase != "prefill" or shape.prompt_tokens >= bounds.least_prompt_tokens
             assert bounds.has_chunks or not shape.behind_tokens
             assert bounds.has_mixed or shape.phase != "mixed"
 

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 from endpoints import GAP_S, Server, running_server
 from phasesplit.errors import SpecError, WorkerError
 from phasesplit.profiling.endpoint_machine import EndpointFacts, EndpointMachine, endpoint_facts
-from phasesplit.profiling.profiler import Shape
+from phasesplit.profiling.fitting import Shape
 from phasesplit.replay.client import Endpoint, find_endpoint
 
 pytestmark = pytest.mark.alone

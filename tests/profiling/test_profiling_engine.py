@@ -19,8 +19,8 @@ from phasesplit.profiling.engine_machine import (
     opened,
     start_up_s,
 )
+from phasesplit.profiling.fitting import Shape
 from phasesplit.profiling.power import NotReadableError, PowerMeter
-from phasesplit.profiling.profiler import Shape
 
 pytestmark = pytest.mark.alone
 

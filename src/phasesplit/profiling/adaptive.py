@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from phasesplit.errors import SpecError
-from phasesplit.profiling.profiler import Shape, Timed, fit_phase_times, is_knot, relative_error
+from phasesplit.profiling.fitting import Shape, Timed, fit_phase_times, is_knot, relative_error
 
 _PREFILL_STEP, _REQUESTS_STEP = 4, 2
 _SHORT_CONTEXT_TOKENS, _GAP_CONTEXT_TOKENS = 64, 256
@@ -138,14 +138,14 @@ def held_out(bounds: Bounds, count: int, seed: int) -> list[Shape]:
 
     least = min(max(bounds.least_prompt_tokens, _SHORTEST_PROMPT_TOKENS), bounds.longest_prompt_tokens)
     for index in range(count):
-        kind = ("prompt", "token", "token", "prompt", "mixed" if bounds.has_mixed else "token")[index % 5]
-        prompts = between(1, 4) if kind == "prompt" else int(kind == "mixed")
+        kind = ("prefill", "decode", "decode", "prefill", "mixed" if bounds.has_mixed else "decode")[index % 5]
+        prompts = between(1, 4) if kind == "prefill" else int(kind == "mixed")
         tokens = between(least, max(bounds.longest_prompt_tokens // max(prompts, 1), least)) if prompts else 0
-        has_chunk = kind == "prompt" and bounds.has_chunks and index % 2 == 1
+        has_chunk = kind == "prefill" and bounds.has_chunks and index % 2 == 1
         prompts = 1 if has_chunk else prompts
         room = min(bounds.longest_tokens, bounds.kv_tokens) - tokens
         behind = between(16, room) if has_chunk and room > 16 else 0
-        requests = 0 if kind == "prompt" else between(1, bounds.most_requests)
+        requests = 0 if kind == "prefill" else between(1, bounds.most_requests)
         free = bounds.kv_tokens - prompts * (tokens + behind)
         context = between(16, min(bounds.longest_tokens, free // requests)) if requests else 0
         shape = Shape(
@@ -184,15 +184,15 @@ def candidates(timed: Sequence[Timed], bounds: Bounds) -> list[Candidate]:
 
 def _prefill_gaps(timed: Sequence[Timed]) -> Iterator[Candidate]:
     knots = sorted(_alone(timed))
-    errors = _left_out(timed, "prompt", knots)
+    errors = _left_out(timed, "prefill", knots)
     for low, high, error in _gaps(knots, errors):
         if high > _SHORTEST_PROMPT_TOKENS and (middle := _middle(low, high)) is not None:
             yield Candidate(error, math.log(high / low), Shape(prompts=1, prompt_tokens=middle))
 
 
 def _decode_gaps(timed: Sequence[Timed], bounds: Bounds) -> Iterator[Candidate]:
-    knots = sorted({one.shape.requests for one in timed if one.shape.phase == "token" and not one.is_held_out})
-    errors = _left_out(timed, "token", knots)
+    knots = sorted({one.shape.requests for one in timed if one.shape.phase == "decode" and not one.is_held_out})
+    errors = _left_out(timed, "decode", knots)
     for low, high, error in _gaps(knots, errors):
         if (middle := _middle(low, high)) is not None:
             context = min(_GAP_CONTEXT_TOKENS, bounds.context_tokens(middle))
@@ -204,7 +204,7 @@ def _alone(timed: Sequence[Timed]) -> set[int]:
     return {
         one.shape.prompt_tokens
         for one in timed
-        if one.shape.phase == "prompt" and is_knot(one.shape) and not one.is_held_out
+        if one.shape.phase == "prefill" and is_knot(one.shape) and not one.is_held_out
     }
 
 
@@ -216,7 +216,7 @@ def _left_out(timed: Sequence[Timed], phase: str, knots: Sequence[int]) -> dict[
             continue  # no number lies between it and the knots beside it
 
         def is_here(one: Timed, knot: int = knot) -> bool:
-            size = one.shape.prompt_tokens if phase == "prompt" else one.shape.requests
+            size = one.shape.prompt_tokens if phase == "prefill" else one.shape.requests
             return one.shape.phase == phase and is_knot(one.shape) and size == knot and not one.is_held_out
 
         times = fit_phase_times([one for one in timed if not is_here(one)], "")

@@ -16,7 +16,7 @@ from phasesplit.domain.request import Trace
 from phasesplit.errors import TransferError, WorkerError
 from phasesplit.kv_transfer.layout import KvLayout
 from phasesplit.profiling.adaptive import Bounds
-from phasesplit.profiling.profiler import Shape
+from phasesplit.profiling.fitting import Shape
 from phasesplit.replay.client import USUAL_IDS, Endpoint, Prompts, ReplayResult, replay
 from phasesplit.vllm.worker.state import read_figures
 
@@ -165,7 +165,7 @@ class EndpointMachine:
         Raises:
             WorkerError: A request failed, or its answer was too short.
         """
-        if shape.phase == "prompt":
+        if shape.phase == "prefill":
             sent = self._sent(shape.prompts, shape.prompt_tokens, 1)
             return (max(one.decode_s[0][0] - one.sent_s for one in sent.seen),)
         # The first may be far ahead when the last one begins; the context in the middle is the one asked for.

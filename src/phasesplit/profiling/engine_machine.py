@@ -30,8 +30,8 @@ from phasesplit.kv_transfer.endpoint import KvEndpoint
 from phasesplit.kv_transfer.layout import PeerInfo
 from phasesplit.kv_transfer.shared_memory import SharedPool
 from phasesplit.profiling.adaptive import Bounds
+from phasesplit.profiling.fitting import Shape
 from phasesplit.profiling.power import PowerMeter
-from phasesplit.profiling.profiler import Shape
 
 if TYPE_CHECKING:
     from phasesplit.domain.machine import Link

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from phasesplit.io.profile_schema import ProfileSpec
     from phasesplit.profiling.endpoint_machine import EndpointMachine
     from phasesplit.profiling.engine_machine import EngineMachine
-    from phasesplit.profiling.profiler import ProfileState, Timed
+    from phasesplit.profiling.fitting import Timed
+    from phasesplit.profiling.profiler import ProfileState
 
 
 ENGINE = "engine"

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from phasesplit.errors import SpecError
 from phasesplit.kv_transfer.layout import shown
-from phasesplit.profiling.profiler import Errors, Profiled, Shape, Timed
+from phasesplit.profiling.fitting import Shape, Timed
+from phasesplit.profiling.profiler import Errors, Profiled
 
 if TYPE_CHECKING:
     from phasesplit.io.profile_schema import Knots, MachineFacts, ModelFacts, PhaseErrors, ProfileSpec, TimedRuns
 
 
-PHASES = ("prompt", "token", "mixed")
+PHASES = ("prefill", "decode", "mixed")
 _DIGITS = 7
 _SAME = ("processor", "cores", "threads", "features", "memory_bytes")
 _SAME_SETTINGS = ("kv_bytes", "concurrency")
