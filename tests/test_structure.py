@@ -8,6 +8,8 @@ SOURCES = Path(__file__).resolve().parents[1] / "src" / "phasesplit"
 
 MOST_MODULES = 25
 """In one package, besides its `__init__`."""
+MOST_PARAMETERS = 12
+"""Of one function."""
 SHORT_LINES = 250
 """A module of at most so many lines whose only importer is a sibling is a part of that sibling."""
 APART = {
@@ -101,3 +103,20 @@ def test_a_name_means_one_class() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    found = node.args
+    named = len(found.posonlyargs + found.args + found.kwonlyargs)
+    return named + (found.vararg is not None) + (found.kwarg is not None)
+
+
+def test_no_function_takes_more_than_a_reader_can_hold() -> None:
+    """A caller would mix up arguments; what belongs together is a group of options or a class of its own."""
+    counts = {
+        f"{name}.{node.name}": parameters(node)
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: count for name, count in counts.items() if count > MOST_PARAMETERS} == {}

@@ -56,7 +56,7 @@ def test_machines_stand_in_the_order_of_their_names() -> None:
     names = ["decode-0", "prefill-10", "prefill-2"]
     text = TEXT + "".join(f'phasesplit_machine_pool{{machine="{name}",pool="p",home="p"}} 1.0\n' for name in names)
     rows = machine_rows(GatewayReading.from_text(text, 0.0))
-    assert [row[0] for row in rows] == ["p", "prefill-2", "prefill-10", "decode-0"]
+    assert [row[0] for row in rows] == ["decode-0", "p", "prefill-2", "prefill-10"]
 
 
 def test_what_is_wrong_stands_in_the_summary() -> None:

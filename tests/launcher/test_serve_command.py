@@ -12,7 +12,7 @@ from phasesplit.cli import run
 from phasesplit.io.cluster_file import ServedCluster
 from phasesplit.io.profile_schema import ProfileSpec
 from phasesplit.io.profiles import write_machine_file, write_profile_file
-from phasesplit.launcher.serve_command import WorkersHere, _asked, traces_url
+from phasesplit.launcher.serve_command import KeyFileOptions, WorkersHere, _asked, traces_url
 from profile_contents import content
 
 FILE = """\
@@ -32,7 +32,7 @@ serve:
 def asked(file: str | None = None, **changes: object) -> ServedCluster:
     nothing: dict[str, object] = {
         "model": None, "pools": dict.fromkeys(("prefill", "decode", "mixed", "unsplit")), "host": None, "port": None,
-        "kv_memory": None, "prefix_cache": False, "settings": [], "keys": (None, None, None),
+        "kv_memory": None, "prefix_cache": False, "settings": [], "keys": KeyFileOptions(),
     }  # fmt: skip
     return _asked(file, **(nothing | changes))  # type: ignore[arg-type]
 
@@ -263,7 +263,7 @@ def test_keys_are_read_but_never_shown(tmp_path: Path, capsys: pytest.CaptureFix
     """A key would end up in a log, or a comment would be one."""
     path = tmp_path / "keys"
     path.write_text("# ours\n\nsecret-key-1\nsecret-key-2\n")
-    assert asked(keys=(str(path), None, None)).client_keys == ("secret-key-1", "secret-key-2")
+    assert asked(keys=KeyFileOptions(api_key_file=str(path))).client_keys == ("secret-key-1", "secret-key-2")
     path.write_text("short\n")
     said = told(capsys, "serve", "--api-key-file", str(path))
     assert "a key is wrong" in said

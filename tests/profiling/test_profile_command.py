@@ -119,7 +119,7 @@ def test_ctrl_c_keeps_what_there_is_and_resume_goes_on(
         (("engine", "--error", "0"), "--error: got '0', allowed is 0.1% to 100%, such as 3%"),
         (("engine", "--budget", "-1s"), "--budget: got '-1s', allowed is a number above 0"),
         (("engine", "--budget", "soon"), "--budget: got 'soon'"),
-        (("engine", "--power", "1,2"), "--power: got '1,2', allowed is three powers IDLE,PROMPT,TOKEN"),
+        (("engine", "--power", "1,2"), "--power: got '1,2', allowed is three powers IDLE,PREFILL,DECODE"),
         (("engine", "--power", "9,2,9"), "--power: got '9,2,9', allowed is powers of the phases of at least the idle"),
         (("engine", "-o", "out.csv"), "--output: got 'out.csv', allowed is a file name ending in .json"),
         (("engine", "--machine", "no/m.yaml"), "--machine: got 'no/m.yaml', allowed is a file in a folder that exists"),

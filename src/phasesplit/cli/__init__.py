@@ -1,28 +1,21 @@
-"""The command line: one module for each command, put together here."""
+"""The command line: one module for each command, imported when that command runs.
+
+A worker must start fast, `--help` too, and `doctor` must run where packages are missing. None of them imports what the
+other commands need.
+"""
 
 import gc
+import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from phasesplit._version import __version__
-from phasesplit.cli import trace
-from phasesplit.cli.replay_decisions import replay_decisions
-from phasesplit.cli.simulate import simulate
-from phasesplit.doctor import doctor
+from phasesplit.console.options import with_groups
 from phasesplit.errors import InfeasibleError, SpecError, WorkerLostError
-from phasesplit.launcher.serve_command import serve
-from phasesplit.launcher.top_command import top
-from phasesplit.launcher.worker_command import worker
-from phasesplit.planner.plan_command import plan
-from phasesplit.planner.study.reproduce_command import reproduce
-from phasesplit.profiling.profile_command import profile
-from phasesplit.replay.replay_command import replay
-from phasesplit.validation.verify_command import verify
-from phasesplit.vllm.worker.vllm_worker_command import vllm_worker
 
 INFEASIBLE, WRONG_INPUT, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 """Exit codes besides 0: an honest negative answer, bad input, and what shells report for the two signals."""
@@ -33,24 +26,74 @@ _NEW_ISSUE = "phasesplit: this is a bug of phasesplit; please report it with the
 # Typer carries a copy of click or uses the installed one, depending on its version; this is that one's base error.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
+COMMANDS = {
+    "plan": ("planner.plan_command:plan", "Say whether to split, which machines to take, and how many"),
+    "profile": ("profiling.profile_command:profile", "Measure how long prefill and decode iterations take"),
+    "reproduce": ("planner.study.reproduce_command:reproduce", "Run the provisioning study of the Splitwise paper"),
+    "simulate": ("cli.simulate:simulate", "Say what happens when a cluster serves a workload"),
+    "replay": ("replay.replay_command:replay", "Send a trace to an endpoint, and measure TTFT, ITL and E2E"),
+    "verify": ("validation.verify_command:verify", "Compare a live cluster with its simulation"),
+    "replay-decisions": ("cli.replay_decisions:replay_decisions", "Make the decisions of a log again, and compare"),
+    "serve": ("launcher.serve_command:serve", "Serve a model with prefill and decode in processes of their own"),
+    "worker": ("launcher.worker_command:worker", "Run one worker, and let it join a gateway"),
+    "vllm-worker": ("vllm.worker.vllm_worker_command:vllm_worker", "Run vLLM's API server as a worker of a gateway"),
+    "top": ("launcher.top_command:top", "Show machines, queues and latencies of a cluster that serves"),
+    "doctor": ("doctor:doctor", "Say what works on this machine, what is missing and why"),
+    "trace": ("cli.trace:app", "Look at a trace, convert it, or give it another rate"),
+}
+"""Where each command is, below `phasesplit`, and what the list of commands says of it."""
+
+
+class LazyCommands(Mapping[str, Any]):
+    """The commands by name, each imported when it is looked up."""
+
+    def __init__(self) -> None:
+        self._imported: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._imported:
+            module, _, function = COMMANDS[name][0].partition(":")
+            found = getattr(importlib.import_module(f"phasesplit.{module}"), function)
+            if isinstance(found, typer.Typer):
+                command: Any = typer.main.get_group(found)
+            else:
+                alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+                alone.command()(with_groups(found))
+                command = typer.main.get_command(alone)
+            command.name = name
+            self._imported[name] = command
+        return self._imported[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class CommandLine(typer.core.TyperGroup):
+    """The group of all commands, which lists them without importing them."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Any = LazyCommands()
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is that of click
+        """Return the names of all commands."""
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the signature is that of click
+        """Write what each command does."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
 app = typer.Typer(
+    cls=CommandLine,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Plan, simulate and run phase-split serving of large language models.",
 )
-app.command()(plan)
-app.command()(profile)
-app.command()(reproduce)
-app.command()(simulate)
-app.command()(replay)
-app.command()(verify)
-app.command()(replay_decisions)
-app.command()(serve)
-app.command()(worker)
-app.command()(vllm_worker)
-app.command()(top)
-app.command()(doctor)
-app.add_typer(trace.app, name="trace")
 
 
 @app.callback()

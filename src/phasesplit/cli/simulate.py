@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +12,11 @@ import typer
 
 from phasesplit.console.options import (
     COMPILING,
-    Count,
-    Duration,
-    Rate,
+    ClusterOptions,
+    LoadOptions,
+    RuleOptions,
     RunProgress,
+    TraceFileOptions,
     checked_outputs,
     cluster_and_rules,
     option,
@@ -32,25 +34,10 @@ if TYPE_CHECKING:
     from phasesplit.simulator.result import Result
 
 
-def simulate(
-    workload: Annotated[
-        str, option("--workload", text="Trace file, - for standard input, or a shipped workload.", metavar="FILE|NAME")
-    ],
-    model: Annotated[str | None, option("--model", text="Model by name, or its file.", metavar="NAME")] = None,
-    pool: Annotated[
-        list[str] | None,
-        option(
-            "--pool",
-            text="Machines of one role (prefill, decode, mixed or unsplit); may be repeated.",
-            metavar="ROLE:COUNT:MACHINE",
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None, option("--cluster", text="Cluster file instead of --model and --pool.", metavar="YAML")
-    ] = None,
-    rate: Rate = None,
-    duration: Duration = None,
-    count: Count = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawOptions:
+    """What is drawn at random, and who sees it."""
+
     arrivals: Annotated[
         str | None,
         option(
@@ -59,56 +46,19 @@ def simulate(
             "on-off:on=5,off=60 or diurnal:amplitude=0.5 (times in s).",
             metavar="MODEL",
         ),
-    ] = None,
+    ] = None
     seed: Annotated[
         int | None, option("--seed", text="Seed of everything drawn at random; by default 0.", metavar="N")
-    ] = None,
-    oracle: Annotated[
-        bool, option("--oracle", text="Let the rules see the true output length of every request.")
-    ] = False,
-    layout: Annotated[
-        str | None, option("--format", text="Layout of the trace file instead of telling it.", metavar="NAME")
-    ] = None,
-    columns: Annotated[
-        str | None, option("--columns", text="Names of your columns: arrival=ts,prompt=in,output=out.", metavar="MAP")
-    ] = None,
-    time_unit: Annotated[
-        str | None, option("--time-unit", text="Unit of numeric arrivals with --columns.", metavar="s|ms|us|ns")
-    ] = None,
-    skip_bad: Annotated[
-        bool, option("--skip-bad", text="Drop and count wrong rows of a trace file instead of stopping.")
-    ] = False,
-    sort: Annotated[bool, option("--sort", text="Sort the trace file by arrival instead of stopping.")] = False,
-    rules: Annotated[
-        str | None, option("--rules", text="Scheduling rules to start from.", metavar="default|published")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        option(
-            "--set",
-            text="A field of the rules, such as transfer=serialized or decode-placement=two-choices; may be repeated.",
-            metavar="FIELD=VALUE",
-        ),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        option(
-            "--profile",
-            text="Phase times you measured: what `phasesplit profile` wrote, or a table laid out as perf_model.csv.",
-            metavar="JSON|CSV",
-        ),
-    ] = None,
-    times: Annotated[
-        str,
-        option(
-            "--times",
-            text="Where phase times come from; by default measured where there are measurements, else the roofline.",
-            metavar="measured|roofline|aiconfigurator[:ENGINE[:VERSION]]",
-        ),
-    ] = "auto",
-    reference: Annotated[
-        str, option("--reference", text="Machine that slowdowns compare with; by default dgx-a100.", metavar="MACHINE")
-    ] = "dgx-a100",
+    ] = None
+    oracle: Annotated[bool, option("--oracle", text="Let the rules see the true output length of every request.")] = (
+        False
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgementOptions:
+    """How many machines run, and by what the result is judged."""
+
     autoscale: Annotated[
         str | None,
         option(
@@ -118,7 +68,7 @@ def simulate(
             "schedule:0h=4+2,8h=10+6,20h=4+2; more settings: docs/autoscaling.md.",
             metavar="POLICY",
         ),
-    ] = None,
+    ] = None
     slo: Annotated[
         str,
         option(
@@ -127,25 +77,43 @@ def simulate(
             "'ttft_p99<2s,itl_p99<100ms,goodput(ttft<2s,tpot<50ms)>=95%'.",
             metavar="SLO",
         ),
-    ] = "splitwise",
+    ] = "splitwise"
     grid_intensity: Annotated[
         float | None,
         option("--grid-intensity", text="Carbon of a kWh; by default the world's average.", metavar="KG_PER_KWH"),
-    ] = None,
-    as_json: Annotated[bool, option("--json", text="Print the result as JSON, and nothing else.")] = False,
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultFileOptions:
+    """Files that are written."""
+
     requests: Annotated[
         Path | None,
         option("--requests", text="Write a row for each request: .csv, .csv.gz, .parquet.", metavar="FILE"),
-    ] = None,
+    ] = None
     parquet: Annotated[
         Path | None, option("--parquet", text="Write the same rows as Parquet, as well.", metavar="FILE")
-    ] = None,
-    figure: Annotated[
-        Path | None, option("--figure", text="Draw the result: .png, .pdf, .svg.", metavar="FILE")
-    ] = None,
+    ] = None
+    figure: Annotated[Path | None, option("--figure", text="Draw the result: .png, .pdf, .svg.", metavar="FILE")] = None
     html: Annotated[
         Path | None, option("--html", text="Write the report as one HTML file, figures inside.", metavar="FILE")
-    ] = None,
+    ] = None
+
+
+def simulate(
+    *,
+    workload: Annotated[
+        str, option("--workload", text="Trace file, - for standard input, or a shipped workload.", metavar="FILE|NAME")
+    ],
+    machines: ClusterOptions,
+    load: LoadOptions,
+    draws: DrawOptions,
+    file: TraceFileOptions,
+    by: RuleOptions,
+    judged: JudgementOptions,
+    as_json: Annotated[bool, option("--json", text="Print the result as JSON, and nothing else.")] = False,
+    files: ResultFileOptions,
     summary_only: Annotated[
         bool, option("--summary-only", text="Keep no row per request: memory stays small for any number of them.")
     ] = False,
@@ -164,37 +132,20 @@ def simulate(
     from phasesplit.domain.slo import parse_slo
     from phasesplit.io.policies import parse_policy
 
-    read = (workload, cluster, model, profile, reference, *(text.split(":", 2)[-1] for text in pool or ()))
-    outputs = checked_outputs(read, requests=requests, parquet=parquet, figure=figure, html=html)
-    if summary_only and (requests or parquet):
+    pools = (text.split(":", 2)[-1] for text in machines.pools or ())
+    read = (workload, machines.cluster, machines.model, by.profile, by.reference_machine, *pools)
+    outputs = checked_outputs(
+        read, requests=files.requests, parquet=files.parquet, figure=files.figure, html=files.html
+    )
+    if summary_only and (files.requests or files.parquet):
         raise SpecError("--summary-only: keeps no rows that --requests or --parquet could write")
     demand = Demand(
-        source=workload,
-        rate_per_s=rate,
-        duration_s=duration,
-        count=count,
-        arrivals=arrivals,
-        seed=seed or 0,
-        oracle=oracle,
-        layout=layout,
-        columns=columns,
-        time_unit=time_unit,
-        skip_bad=skip_bad,
-        sort=sort,
+        source=workload, load=load, arrivals=draws.arrivals, seed=draws.seed or 0, oracle=draws.oracle, file=file
     )
-    judged_by = parse_slo(slo, "--slo")
-    scaled_by = None if autoscale is None else parse_policy(autoscale, "--autoscale")
-    grid_kg_per_kwh = _grid(grid_intensity)
-    served_by, by_rules = cluster_and_rules(
-        cluster,
-        model,
-        pool,
-        rules,
-        [*([] if seed is None else [f"seed={seed}"]), *(settings or [])],
-        profile=profile,
-        reference=reference,
-        times=times,
-    )
+    slo = parse_slo(judged.slo, "--slo")
+    autoscale = None if judged.autoscale is None else parse_policy(judged.autoscale, "--autoscale")
+    grid_kg_per_kwh = _grid(judged.grid_intensity)
+    cluster, rules = cluster_and_rules(machines, by, seed=draws.seed)
     trace: Trace | Iterable[Trace]
     if summary_only and not demand.is_file:
         trace = demand.stretches()
@@ -203,12 +154,12 @@ def simulate(
         if dropped:
             typer.echo(dropped, err=True)
     result, elapsed_s = _simulated(
-        served_by,
+        cluster,
         trace,
-        by_rules,
-        autoscale=scaled_by,
+        rules,
+        autoscale=autoscale,
         keep=not summary_only,
-        slo=judged_by,
+        slo=slo,
         grid_kg_per_kwh=grid_kg_per_kwh,
         quiet=quiet,
     )

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from phasesplit.console.options import TraceFileOptions, with_groups
 from phasesplit.domain.request import PERCENTILES, Lengths, Trace, TraceShape, rate_over_time
 
 _MOST_BINS = 240
@@ -232,38 +233,36 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-app = typer.Typer(no_args_is_help=True, help="Look at a trace, convert it, or give it another rate.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at a trace, convert it, or give it another rate."
+)
 
 Input = Annotated[str, typer.Argument(help="Trace file, - for standard input, or the name of a shipped workload.")]
 Output = Annotated[str, typer.Argument(help="File to write (.csv, .parquet, .jsonl; .gz and .zst compress), or -.")]
-LayoutOption = Annotated[
-    str | None,
-    typer.Option("--input-format", help="Layout of the input instead of telling it from the columns, as azure."),
-]
 WrittenOption = Annotated[
     str | None, typer.Option("--format", help="csv, parquet, splitwise-sim or mooncake; by default from the name.")
 ]
-ColumnsOption = Annotated[
-    str | None, typer.Option("--columns", help="Names of your columns: arrival=ts,prompt=in,output=out.")
-]
-UnitOption = Annotated[
-    str | None, typer.Option("--time-unit", help="Unit of numeric arrivals with --columns: s, ms, us or ns.")
-]
-SkipOption = Annotated[bool, typer.Option("--skip-bad", help="Drop and count wrong rows instead of stopping.")]
-SortOption = Annotated[bool, typer.Option("--sort", help="Sort rows by arrival instead of stopping.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything drawn at random.")]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class InputOptions(TraceFileOptions):
+    """How the input is read, where `--format` is how the output is written."""
+
+    layout: Annotated[
+        str | None,
+        typer.Option("--input-format", help="Layout of the input instead of telling it from the columns, as azure."),
+    ] = None
+
+
 @app.command()
+@with_groups
 def inspect(
+    *,
     file: Input,
     png: Annotated[Path | None, typer.Option("--png", help="Also draw the trace into this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    layout: LayoutOption = None,
-    columns: ColumnsOption = None,
-    time_unit: UnitOption = None,
-    skip_bad: SkipOption = False,
-    sort: SortOption = False,
+    read_as: InputOptions,
 ) -> None:
     """Show rate, burstiness and lengths of a trace.
 
@@ -271,7 +270,7 @@ def inspect(
     """
     from phasesplit.domain.request import describe_trace
 
-    trace = _read(file, format=layout, columns=columns, time_unit=time_unit, skip_bad=skip_bad, sort=sort)
+    trace = _read(file, read_as)
     shape = describe_trace(trace)
     if png is not None:
         from phasesplit.io.compression import write_bytes
@@ -285,15 +284,13 @@ def inspect(
 
 
 @app.command()
+@with_groups
 def convert(
+    *,
     file: Input,
     out: Output,
     written: WrittenOption = None,
-    layout: LayoutOption = None,
-    columns: ColumnsOption = None,
-    time_unit: UnitOption = None,
-    skip_bad: SkipOption = False,
-    sort: SortOption = False,
+    read_as: InputOptions,
 ) -> None:
     """Write a trace in another format.
 
@@ -302,13 +299,15 @@ def convert(
     from phasesplit.io.trace_writers import write_trace
 
     _check_apart(file, out)
-    trace = _read(file, format=layout, columns=columns, time_unit=time_unit, skip_bad=skip_bad, sort=sort)
+    trace = _read(file, read_as)
     write_trace(out, trace, format=written)
     typer.echo(f"{out}: {len(trace):,} requests", err=True)
 
 
 @app.command()
+@with_groups
 def resample(
+    *,
     file: Input,
     out: Output,
     rate: Annotated[float, typer.Option("--rate", help="Mean requests per second wanted.")],
@@ -325,11 +324,7 @@ def resample(
     ] = "keep",
     seed: SeedOption = 0,
     written: WrittenOption = None,
-    layout: LayoutOption = None,
-    columns: ColumnsOption = None,
-    time_unit: UnitOption = None,
-    skip_bad: SkipOption = False,
-    sort: SortOption = False,
+    read_as: InputOptions,
 ) -> None:
     """Write a trace at another rate, with the same joint lengths.
 
@@ -345,7 +340,7 @@ def resample(
     check_numbers(rate_per_s=rate, duration_s=duration, seed=seed)
     _check_window(start, end)
     model = None if arrivals == "keep" else parse_arrivals(arrivals, "--arrivals")
-    trace = _read(file, format=layout, columns=columns, time_unit=time_unit, skip_bad=skip_bad, sort=sort)
+    trace = _read(file, read_as)
     if start or end is not None:
         trace = window_of(trace, start, math.inf if end is None else end)
     result = resampled(trace, rate, duration_s=duration, seed=seed, arrivals=model)
@@ -370,10 +365,17 @@ def _check_window(start_s: float, end_s: float | None) -> None:
         raise SpecError.bad("--end", end_s, f"more than --start, {start_s:g} s")
 
 
-def _read(file: str, **options: Any) -> Any:
+def _read(file: str, read_as: InputOptions) -> Any:
     from phasesplit.io.traces import read_trace_or_workload
 
-    trace, count = read_trace_or_workload(file, **options)
+    trace, count = read_trace_or_workload(
+        file,
+        format=read_as.layout,
+        columns=read_as.columns,
+        time_unit=read_as.time_unit,
+        skip_bad=read_as.skip_bad,
+        sort=read_as.sort,
+    )
     if count.dropped:
         typer.echo(f"{file}: {count}", err=True)
     return trace

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phasesplit.console.options import LoadOptions, TraceFileOptions
 from phasesplit.errors import SpecError
 
 if TYPE_CHECKING:
@@ -45,17 +46,11 @@ class Demand:
 
     Attributes:
         source: A trace file, `-`, or the name of a shipped workload.
-        rate_per_s: Mean rate wanted; None: the source's own.
-        duration_s: Seconds wanted; None: the source's own.
-        count: Requests wanted instead of a duration.
+        load: How many requests are wanted, and how fast; what is None is the source's own.
         arrivals: An arrival model as `parse_arrivals` reads it.
         seed: Of all that is drawn.
         oracle: Let the rules see true output lengths.
-        layout: Layout of a trace file.
-        columns: Map of a trace file's columns.
-        time_unit: Unit of the mapped arrivals.
-        skip_bad: Drop wrong rows of a trace file.
-        sort: Sort a trace file's rows.
+        file: How a trace file is read.
         place: The option or argument that names the source.
 
     Raises:
@@ -63,24 +58,18 @@ class Demand:
     """
 
     source: str
-    rate_per_s: float | None = None
-    duration_s: float | None = None
-    count: int | None = None
+    load: LoadOptions = field(default_factory=LoadOptions)
     arrivals: str | None = None
     seed: int = 0
     oracle: bool = False
-    layout: str | None = None
-    columns: str | None = None
-    time_unit: str | None = None
-    skip_bad: bool = False
-    sort: bool = False
+    file: TraceFileOptions = field(default_factory=TraceFileOptions)
     place: str = "--workload"
 
     def __post_init__(self) -> None:
-        check_numbers(rate_per_s=self.rate_per_s, duration_s=self.duration_s, seed=self.seed)
-        if self.count is not None and not 1 <= self.count <= _MOST_REQUESTS:
-            raise SpecError.bad("--count", self.count, f"a whole number from 1 to {_MOST_REQUESTS:,}")
-        if self.count is not None and self.duration_s is not None:
+        check_numbers(rate_per_s=self.load.rate, duration_s=self.load.duration, seed=self.seed)
+        if self.load.count is not None and not 1 <= self.load.count <= _MOST_REQUESTS:
+            raise SpecError.bad("--count", self.load.count, f"a whole number from 1 to {_MOST_REQUESTS:,}")
+        if self.load.count is not None and self.load.duration is not None:
             raise SpecError("--count and --duration: give one of the two")
         if self.is_file:
             return
@@ -89,8 +78,8 @@ class Demand:
         if self.source not in workload_names():
             raise SpecError.unknown(f"{self.place} (no such file)", self.source, workload_names())
         for flag, given in (
-            ("--format", self.layout), ("--columns", self.columns), ("--time-unit", self.time_unit),
-            ("--skip-bad", self.skip_bad), ("--sort", self.sort),
+            ("--format", self.file.layout), ("--columns", self.file.columns), ("--time-unit", self.file.time_unit),
+            ("--skip-bad", self.file.skip_bad), ("--sort", self.file.sort),
         ):  # fmt: skip
             if given:
                 raise SpecError(f"{flag}: only for a trace file, and {self.source} is a shipped workload")
@@ -109,22 +98,22 @@ class Demand:
         if self.is_file:
             return self._from_file()
         workload, model = self._workload()
-        if self.count is not None:
-            rate = self.rate_per_s or workload.rate_per_s
+        if self.load.count is not None:
+            rate = self.load.rate or workload.rate_per_s
             stretches = workload.chunks(
-                rate, self.count, self.seed, chunk=self.count, arrivals=model, oracle=self.oracle
+                rate, self.load.count, self.seed, chunk=self.load.count, arrivals=model, oracle=self.oracle
             )
             return next(stretches), ""
-        trace = workload.trace(self.rate_per_s, self.duration_s, self.seed, arrivals=model, oracle=self.oracle)
+        trace = workload.trace(self.load.rate, self.load.duration, self.seed, arrivals=model, oracle=self.oracle)
         return trace, ""
 
     def stretches(self) -> Iterator["Trace"]:
         """Yield the requests of a shipped workload in consecutive stretches of bounded size; the same as `trace`."""
         workload, model = self._workload()
-        duration_s = math.inf if self.count else self.duration_s or workload.duration_s
+        duration_s = math.inf if self.load.count else self.load.duration or workload.duration_s
         for stretch in workload.chunks(
-            self.rate_per_s or workload.rate_per_s,
-            self.count or _MOST_REQUESTS,
+            self.load.rate or workload.rate_per_s,
+            self.load.count or _MOST_REQUESTS,
             self.seed,
             arrivals=model,
             oracle=self.oracle,
@@ -150,40 +139,40 @@ class Demand:
         model = self._arrivals()
         trace, count = read_trace(
             self.source,
-            format=self.layout,
-            columns=self.columns,
-            time_unit=self.time_unit,
-            skip_bad=self.skip_bad,
-            sort=self.sort,
+            format=self.file.layout,
+            columns=self.file.columns,
+            time_unit=self.file.time_unit,
+            skip_bad=self.file.skip_bad,
+            sort=self.file.sort,
             oracle=self.oracle,
         )
         dropped = f"{self.source}: {count}" if count.dropped else ""
-        if self.rate_per_s is None and model is None:
+        if self.load.rate is None and model is None:
             return self._as_recorded(trace), dropped
         return self._resampled(trace, model), dropped
 
     def _as_recorded(self, trace: "Trace") -> "Trace":
         """Return the trace's own requests at their own times, as many as were asked for."""
-        if self.duration_s is not None:
-            end_s = float(trace.arrival_s[0]) + self.duration_s
+        if self.load.duration is not None:
+            end_s = float(trace.arrival_s[0]) + self.load.duration
             return trace.head(int(trace.arrival_s.searchsorted(end_s)))
-        if self.count is None:
+        if self.load.count is None:
             return trace
-        if self.count > len(trace):
+        if self.load.count > len(trace):
             raise SpecError.bad(
-                "--count", self.count, f"at most the trace's {len(trace):,} requests, or --rate as well"
+                "--count", self.load.count, f"at most the trace's {len(trace):,} requests, or --rate as well"
             )
-        return trace.head(self.count)
+        return trace.head(self.load.count)
 
     def _resampled(self, trace: "Trace", model: "ArrivalModel | None") -> "Trace":
         from phasesplit.domain.workload import resample
 
-        rate = self.rate_per_s or trace.rate_per_s
-        if self.count is None:
-            return resample(trace, rate, duration_s=self.duration_s, seed=self.seed, arrivals=model)
+        rate = self.load.rate or trace.rate_per_s
+        if self.load.count is None:
+            return resample(trace, rate, duration_s=self.load.duration, seed=self.seed, arrivals=model)
         if model is not None:
             raise SpecError("--count and --arrivals: with a trace file give --duration instead of --count")
-        rounds = -(-self.count // len(trace))
+        rounds = -(-self.load.count // len(trace))
         # Half a mean gap more: the last round must be whole whatever the rounding.
         duration_s = (rounds * len(trace) + 0.5) / rate if rounds > 1 else None
-        return resample(trace, rate, duration_s=duration_s, seed=self.seed).head(self.count)
+        return resample(trace, rate, duration_s=duration_s, seed=self.seed).head(self.load.count)

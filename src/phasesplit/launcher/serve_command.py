@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,66 @@ _LAST_WORD = "phasesplit: "
 """How the line starts with which a process of ours says why it ends."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOptions:
+    """How many workers each pool has."""
+
+    prefill: Annotated[
+        int | None, option("--prefill", "--prompt", text="Workers for prefill; by default 1.", metavar="N")
+    ] = None
+    decode: Annotated[
+        int | None, option("--decode", "--token", text="Workers for decode; by default 1.", metavar="N")
+    ] = None
+    mixed: Annotated[int | None, option("--mixed", text="Workers that do both, in the mixed pool.", metavar="N")] = None
+    unsplit: Annotated[
+        int | None, option("--unsplit", text="Workers that serve requests whole, instead of a split.", metavar="N")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFileOptions:
+    """Files of the keys that the gateway asks for."""
+
+    api_key_file: Annotated[
+        str | None, option("--api-key-file", text="File of keys, one a line, that let clients in.", metavar="FILE")
+    ] = None
+    admin_key_file: Annotated[str | None, option("--admin-key-file", text="The same for /admin.", metavar="FILE")] = (
+        None
+    )
+    join_key_file: Annotated[
+        str | None,
+        option("--join-key-file", text="File with the key that workers of other hosts bring.", metavar="FILE"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """What is written while the cluster serves."""
+
+    log_decisions: Annotated[
+        str | None,
+        option("--log-decisions", text="Write each decision of the scheduler, for replay-decisions.", metavar="FILE"),
+    ] = None
+    log_requests: Annotated[
+        str | None, option("--log-requests", text="Write a JSON line for each request that has ended.", metavar="FILE")
+    ] = None
+    otlp_endpoint: Annotated[
+        str | None,
+        option(
+            "--otlp-endpoint",
+            text="OpenTelemetry collector that takes a span for each stage of each request; by default what "
+            "OTEL_EXPORTER_OTLP_ENDPOINT says. Needs the extra otel.",
+            metavar="URL",
+        ),
+    ] = None
+    logs: Annotated[
+        str | None,
+        option("--logs", text="Directory for the workers' logs; by default they come here.", metavar="DIR"),
+    ] = None
+
+
 def serve(
+    *,
     cluster: Annotated[
         str | None, typer.Argument(help="Cluster file; what the options say goes before it.", metavar="[YAML]")
     ] = None,
@@ -33,18 +93,7 @@ def serve(
             metavar="NAME|PATH",
         ),
     ] = None,
-    prefill: Annotated[
-        int | None, option("--prefill", "--prompt", text="Workers for prefill; by default 1.", metavar="N")
-    ] = None,
-    decode: Annotated[
-        int | None, option("--decode", "--token", text="Workers for decode; by default 1.", metavar="N")
-    ] = None,
-    mixed: Annotated[
-        int | None, option("--mixed", text="Workers that do both, in the mixed pool.", metavar="N")
-    ] = None,
-    unsplit: Annotated[
-        int | None, option("--unsplit", text="Workers that serve requests whole, instead of a split.", metavar="N")
-    ] = None,
+    pools: PoolOptions,
     host: Annotated[str | None, option("--host", text="Address; by default 127.0.0.1.", metavar="ADDRESS")] = None,
     port: Annotated[
         int | None, option("--port", text="Port; by default 8080, 0 takes any free one.", metavar="N")
@@ -60,36 +109,8 @@ def serve(
         list[str] | None,
         option("--set", text="A field of the scheduling rules, such as elastic=false; may be repeated.", metavar="F=V"),
     ] = None,
-    api_key_file: Annotated[
-        str | None, option("--api-key-file", text="File of keys, one a line, that let clients in.", metavar="FILE")
-    ] = None,
-    admin_key_file: Annotated[
-        str | None, option("--admin-key-file", text="The same for /admin.", metavar="FILE")
-    ] = None,
-    join_key_file: Annotated[
-        str | None,
-        option("--join-key-file", text="File with the key that workers of other hosts bring.", metavar="FILE"),
-    ] = None,
-    log_decisions: Annotated[
-        str | None,
-        option("--log-decisions", text="Write each decision of the scheduler, for replay-decisions.", metavar="FILE"),
-    ] = None,
-    log_requests: Annotated[
-        str | None, option("--log-requests", text="Write a JSON line for each request that has ended.", metavar="FILE")
-    ] = None,
-    otlp_endpoint: Annotated[
-        str | None,
-        option(
-            "--otlp-endpoint",
-            text="OpenTelemetry collector that takes a span for each stage of each request; by default what "
-            "OTEL_EXPORTER_OTLP_ENDPOINT says. Needs the extra otel.",
-            metavar="URL",
-        ),
-    ] = None,
-    logs: Annotated[
-        str | None,
-        option("--logs", text="Directory for the workers' logs; by default they come here.", metavar="DIR"),
-    ] = None,
+    keys: KeyFileOptions,
+    logged: LogOptions,
 ) -> int:
     """Serve a model: prefill in one pool of processes, decode in another, KV moving between them.
 
@@ -104,16 +125,16 @@ def serve(
     asked = _asked(
         cluster,
         model=model,
-        pools={"prefill": prefill, "decode": decode, "mixed": mixed, "unsplit": unsplit},
+        pools=asdict(pools),
         host=host,
         port=port,
         kv_memory=kv_memory,
         prefix_cache=prefix_cache,
         settings=settings or [],
-        keys=(api_key_file, admin_key_file, join_key_file),
+        keys=keys,
     )
     with contextlib.ExitStack() as open_files:
-        decisions, log_ended = _decisions(log_decisions, open_files)
+        decisions, log_ended = _decisions(logged.log_decisions, open_files)
         terminal = WorkersHere()
 
         def tell(ready: "Ready") -> None:
@@ -123,10 +144,10 @@ def serve(
         watchers = Watchers(
             ready=tell,
             say=_say,
-            log=_log(logs, terminal),
+            log=_log(logged.logs, terminal),
             decisions=decisions,
             log_ended=log_ended,
-            records=_records(log_requests, otlp_endpoint, open_files),
+            records=_records(logged.log_requests, logged.otlp_endpoint, open_files),
         )
         return asyncio.run(run_cluster(asked, model_path(asked.model, _say), watchers))
 
@@ -141,7 +162,7 @@ def _asked(
     kv_memory: str | None,
     prefix_cache: bool,
     settings: list[str],
-    keys: tuple[str | None, str | None, str | None],
+    keys: KeyFileOptions,
 ) -> "ServedCluster":
     """Return what the file says, changed by what the options say."""
     from dataclasses import replace
@@ -160,13 +181,12 @@ def _asked(
         changes["port"] = port_of(port)
     if settings:
         changes["rules"] = served_rules(dict(map(rules_setting, settings)), fields_of("--set"), asked.rules)
-    clients, admin, join = keys
-    if clients is not None:
-        changes["client_keys"] = read_keys(clients, "--api-key-file")
-    if admin is not None:
-        changes["admin_keys"] = read_keys(admin, "--admin-key-file")
-    if join is not None:
-        changes["join_key"] = only_key(read_keys(join, "--join-key-file"), "--join-key-file")
+    if keys.api_key_file is not None:
+        changes["client_keys"] = read_keys(keys.api_key_file, "--api-key-file")
+    if keys.admin_key_file is not None:
+        changes["admin_keys"] = read_keys(keys.admin_key_file, "--admin-key-file")
+    if keys.join_key_file is not None:
+        changes["join_key"] = only_key(read_keys(keys.join_key_file, "--join-key-file"), "--join-key-file")
     changes |= {name: value for name, value in (("model", model), ("host", host)) if value is not None}
     return replace(asked, has_prefix_cache=prefix_cache or asked.has_prefix_cache, **changes)
 

@@ -3,22 +3,97 @@
 import json
 import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phasesplit.console.options import Home, Join, WorkerName, option
+from phasesplit.console.options import option
 from phasesplit.errors import SpecError
 from phasesplit.protocol.roles import JOIN_KEY_VARIABLE, is_loopback
 
 if TYPE_CHECKING:
     from phasesplit.launcher.announcing import GatewayAddress
+    from phasesplit.launcher.worker_process import WorkerPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOptions:
+    """The gateway that a worker joins, and what it is there."""
+
+    join: Annotated[
+        str | None, option("--join", text="Gateway to join; without one the worker serves by itself.", metavar="URL")
+    ] = None
+    name: Annotated[
+        str | None,
+        option("--name", text="Its name, unique in the cluster; by default of host and role.", metavar="NAME"),
+    ] = None
+    home: Annotated[
+        str,
+        option("--home", "--role", text="What it is for; by default unsplit.", metavar="prefill|decode|mixed|unsplit"),
+    ] = "unsplit"
+
+    def role(self) -> str:
+        """Return the role that --home names.
+
+        Raises:
+            SpecError: It names none.
+        """
+        from phasesplit.domain.cluster import Role
+
+        return str(Role.parse(self.home, "--home"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenOptions:
+    """Where a worker listens, with which key, and how long it takes to stop."""
+
+    host: Annotated[
+        str | None,
+        option(
+            "--host",
+            text="Address to listen at; by default the one that faces the gateway, 127.0.0.1 for one on this host.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    port: Annotated[int, option("--port", text="Port to listen at; by default any free one.", metavar="N")] = 0
+    key_file: Annotated[
+        str | None,
+        option(
+            "--key-file",
+            text=f"File with the cluster's join key; by default the environment variable {JOIN_KEY_VARIABLE}, if set.",
+            metavar="FILE",
+        ),
+    ] = None
+    drain: Annotated[
+        str,
+        option(
+            "--drain",
+            text="Time that live requests have to end when the worker is stopped; by default 30 s.",
+            metavar="S",
+        ),
+    ] = "30 s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedOptions:
+    """What a supervisor gives the worker that it starts; not for people."""
+
+    epoch: Annotated[int | None, typer.Option("--epoch", hidden=True)] = None
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None
+    sockets: Annotated[str | None, typer.Option("--sockets", hidden=True)] = None
+
+    def end_with_parent(self) -> None:
+        """Let this process end when the one that started it ends, however that ends."""
+        if self.parent is not None:
+            from phasesplit.launcher.supervisor import end_with_parent
+
+            end_with_parent(self.parent)
 
 
 def worker(
-    join: Join = None,
-    name: WorkerName = None,
-    home: Home = "unsplit",
+    *,
+    joins: JoinOptions,
     model: Annotated[
         str,
         option(
@@ -32,26 +107,9 @@ def worker(
         str | None,
         option("--model-name", text="Name that clients ask for; by default the model's own.", metavar="NAME"),
     ] = None,
-    host: Annotated[
-        str | None,
-        option(
-            "--host",
-            text="Address to listen at; by default the one that faces the gateway, 127.0.0.1 for one on this host.",
-            metavar="ADDRESS",
-        ),
-    ] = None,
-    port: Annotated[int, option("--port", text="Port to listen at; by default any free one.", metavar="N")] = 0,
     kv_memory: Annotated[
         str, option("--kv-memory", text="Memory for KV; by default 512MB, taken as it is used.", metavar="BYTES")
     ] = "512MB",
-    key_file: Annotated[
-        str | None,
-        option(
-            "--key-file",
-            text=f"File with the cluster's join key; by default the environment variable {JOIN_KEY_VARIABLE}, if set.",
-            metavar="FILE",
-        ),
-    ] = None,
     settings: Annotated[
         list[str] | None,
         option("--set", text="A field of the scheduling rules; may be repeated.", metavar="FIELD=VALUE"),
@@ -63,51 +121,38 @@ def worker(
         float,
         option("--core-share", text="What it uses of its core at most, where several share one; 1.", metavar="SHARE"),
     ] = 1.0,
-    drain: Annotated[
-        str, option("--drain", text="Time that requests have to end in when it is told to stop; 30 s.", metavar="S")
-    ] = "30 s",
-    epoch: Annotated[int | None, typer.Option("--epoch", hidden=True)] = None,
-    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
-    sockets: Annotated[str | None, typer.Option("--sockets", hidden=True)] = None,
+    listens: ListenOptions,
+    supervised: SupervisedOptions,
 ) -> int:
     """Run one worker, and let it join a gateway; Ctrl-C lets it finish what it has begun.
 
     Example: phasesplit worker --join http://10.0.0.5:8080 --home decode --key-file join.key
     """
     interpret_scheduling()
-    if parent is not None:
-        from phasesplit.launcher.supervisor import end_with_parent
-
-        end_with_parent(parent)
+    supervised.end_with_parent()
     import asyncio
     import contextlib
 
-    from phasesplit.domain.cluster import Role
     from phasesplit.engine.fetch import model_path
-    from phasesplit.io.cluster_file import core_share_of, only_key, read_keys, served_rules
+    from phasesplit.io.cluster_file import core_share_of, served_rules
     from phasesplit.io.rule_settings import rules_setting
     from phasesplit.io.text import fields_of
-    from phasesplit.launcher.announcing import GatewayAddress, model_name, worker_name
+    from phasesplit.launcher.announcing import model_name, worker_name
     from phasesplit.launcher.embedded import WorkerSettings
     from phasesplit.launcher.sockets import socket_directory
-    from phasesplit.launcher.worker_process import WorkerPlace, run_worker
+    from phasesplit.launcher.worker_process import run_worker
 
-    home = str(Role.parse(home, "--home"))
-    gateway = GatewayAddress.from_text(join) if join is not None else None
-    key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(JOIN_KEY_VARIABLE)
-    address = host or facing(gateway)
-    require_key(address, key)
-    port_of(port)
-    kv_bytes, drain_s = bytes_of(kv_memory, "--kv-memory"), seconds_of(drain, "--drain")
+    home, place = joins.role(), worker_place(joins, listens)
+    kv_bytes = bytes_of(kv_memory, "--kv-memory")
     try:
         core_share = core_share_of(core_share)
     except ValueError as problem:
         raise SpecError.bad("--core-share", core_share, str(problem)) from None
     rules = served_rules(dict(rules_setting(text) for text in settings or ()), fields_of("--set"))
-    with contextlib.nullcontext(sockets) if sockets else socket_directory() as directory:
+    with contextlib.nullcontext(supervised.sockets) if supervised.sockets else socket_directory() as directory:
         worker_settings = WorkerSettings(
-            name=worker_name(name, home),
-            epoch=int(time.time() * 1000) if epoch is None else epoch,
+            name=worker_name(joins.name, home),
+            epoch=int(time.time() * 1000) if supervised.epoch is None else supervised.epoch,
             home=home,
             model=model_path(model, say),
             model_name=called or model_name(model),
@@ -116,18 +161,37 @@ def worker(
             has_prefix_cache=prefix_cache,
             core_share=core_share,
             sockets=directory,
-            transfer_host=number(address, gateway),
+            transfer_host=number(place.host, place.gateway),
         )
-        place = WorkerPlace(
-            host=address,
-            port=port,
-            gateway=gateway,
-            join_key=key,
-            key=key,
-            drain_s=drain_s,
-        )
-        ready = announce if parent is not None else tell
+        ready = tell if supervised.parent is None else announce
         return asyncio.run(run_worker(worker_settings, place, ready=ready, say=say))
+
+
+def worker_place(joins: JoinOptions, listens: ListenOptions) -> "WorkerPlace":
+    """Return where a worker listens, and which gateway it joins with which key.
+
+    Raises:
+        SpecError: An address, a port, a key or a time is wrong, or others can reach the worker and it has no key.
+    """
+    from phasesplit.io.cluster_file import only_key, read_keys
+    from phasesplit.launcher.announcing import GatewayAddress
+    from phasesplit.launcher.worker_process import WorkerPlace
+
+    gateway = GatewayAddress.from_text(joins.join) if joins.join is not None else None
+    if listens.key_file:
+        key: str | None = only_key(read_keys(listens.key_file, "--key-file"), "--key-file")
+    else:
+        key = os.environ.get(JOIN_KEY_VARIABLE)
+    address = listens.host or facing(gateway)
+    require_key(address, key)
+    return WorkerPlace(
+        host=address,
+        port=port_of(listens.port),
+        gateway=gateway,
+        join_key=key,
+        key=key,
+        drain_s=seconds_of(listens.drain, "--drain"),
+    )
 
 
 def interpret_scheduling() -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -41,7 +42,43 @@ class _Target(NamedTuple):
     settings: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFileOptions:
+    """The machine file, and what it says beyond the measurements."""
+
+    machine_file: Annotated[
+        Path | None,
+        option("--machine", text="Write a machine file that simulate and plan take, too.", metavar="FILE.yaml"),
+    ] = None
+    name: Annotated[
+        str | None, option("--name", text="Name of the machine; by default its processor's.", metavar="NAME")
+    ] = None
+    price: Annotated[str | None, option("--price", text="Price for the machine file.", metavar="USD_PER_HOUR")] = None
+    power: Annotated[
+        str | None,
+        option("--power", text="Power for the machine file, where it cannot be read.", metavar="IDLE,PREFILL,DECODE"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions:
+    """What is known of an endpoint, and how it is asked."""
+
+    concurrency: Annotated[
+        int, option("--concurrency", text="endpoint: most requests at a time; by default 16.", metavar="N")
+    ] = 16
+    sizes: Annotated[
+        str | None,
+        option("--sizes", text="endpoint: the model as simulate knows it, for the machine file.", metavar="NAME|PATH"),
+    ] = None
+    ids: Annotated[
+        str,
+        option("--token-ids", text="endpoint: ids that prompts are drawn from; 1000:20000.", metavar="FROM:TO"),
+    ] = "1000:20000"
+
+
 def profile(
+    *,
     target: Annotated[
         str, typer.Argument(help="engine (the embedded one, on this machine), or the address of an endpoint.")
     ],
@@ -68,36 +105,15 @@ def profile(
         Path | None,
         option("--resume", text="Go on from a profile of the same machine; its points are kept.", metavar="FILE"),
     ] = None,
-    machine_file: Annotated[
-        Path | None,
-        option("--machine", text="Write a machine file that simulate and plan take, too.", metavar="FILE.yaml"),
-    ] = None,
-    name: Annotated[
-        str | None, option("--name", text="Name of the machine; by default its processor's.", metavar="NAME")
-    ] = None,
-    price: Annotated[str | None, option("--price", text="Price for the machine file.", metavar="USD_PER_HOUR")] = None,
-    power: Annotated[
-        str | None,
-        option("--power", text="Power for the machine file, where it cannot be read.", metavar="IDLE,PREFILL,DECODE"),
-    ] = None,
+    described: MachineFileOptions,
     kv_memory: Annotated[
         str, option("--kv-memory", text="engine: memory for KV, as of the worker; by default 512MB.", metavar="BYTES")
     ] = "512MB",
-    concurrency: Annotated[
-        int, option("--concurrency", text="endpoint: most requests at a time; by default 16.", metavar="N")
-    ] = 16,
-    sizes: Annotated[
-        str | None,
-        option("--sizes", text="endpoint: the model as simulate knows it, for the machine file.", metavar="NAME|PATH"),
-    ] = None,
-    ids: Annotated[
-        str,
-        option("--token-ids", text="endpoint: ids that prompts are drawn from; 1000:20000.", metavar="FROM:TO"),
-    ] = "1000:20000",
+    endpoint: EndpointOptions,
     seed: Annotated[int, option("--seed", text="Of the held-out iterations; by default 0.", metavar="N")] = 0,
     as_json: Annotated[bool, option("--json", text="Print the profile as JSON, and nothing else.")] = False,
 ) -> int:
-    """Measure how long prompt and decode iterations take, and how well that predicts iterations not measured.
+    """Measure how long prefill and decode iterations take, and how well that predicts iterations not measured.
 
     Ctrl-C keeps what there is; --resume goes on from there. A key for an endpoint is taken from PHASESPLIT_API_KEY.
 
@@ -113,26 +129,22 @@ def profile(
 
     check_seed(seed)
     aimed, limit_s = _share("--error", error), _quantity("--budget", budget, "s", 86_400.0)
-    price_usd_per_hour = None if price is None else _quantity("--price", price, "usd_per_hour", 1e6)
-    power_w = None if power is None else _powers(power)
+    price_usd_per_hour = None if described.price is None else _quantity("--price", described.price, "usd_per_hour", 1e6)
+    power_w = None if described.power is None else _powers(described.power)
     before = None if resume is None else read_profile_file(resume)
-    if machine_file is not None:
-        check_output(machine_file, (".yaml", ".yml"), "--machine")
-        if target != ENGINE and sizes is None:
+    if described.machine_file is not None:
+        check_output(described.machine_file, (".yaml", ".yml"), "--machine")
+        if target != ENGINE and endpoint.sizes is None:
             raise SpecError("--machine: an endpoint does not tell the model's sizes; name the model with --sizes")
     if output is not None:
         check_output(output, (ENDING,), "--output")
-    asked = (
-        _engine(model or "default", kv_memory)
-        if target == ENGINE
-        else _endpoint(target, model, concurrency, sizes, ids)
-    )
-    if machine_file is not None and asked.facts["kv"] is None:
+    asked = _engine(model or "default", kv_memory) if target == ENGINE else _endpoint(target, model, endpoint)
+    if described.machine_file is not None and asked.facts["kv"] is None:
         raise SpecError(
             f"--machine: {asked.name} does not tell its KV capacity, in /facts as phasesplit or in /metrics as vLLM"
             " does, which a machine file needs; leave out --machine"
         )
-    facts = asked.facts | {"machine": _machine_facts(asked, name, before)}
+    facts = asked.facts | {"machine": _machine_facts(asked, described.name, before)}
     path = output or resume or Path(f"profile-{Path(facts['model'].name).name}{ENDING}")
     check_output(path, (ENDING,), "--output")
     known = _known(before, str(resume), asked, facts)
@@ -152,13 +164,15 @@ def profile(
     settings = asked.settings | {"error": aimed, "budget_s": limit_s, "seed": seed}
     whole = _profile(asked, facts, found, settings, before)
     write_profile_file(whole, path)
-    if machine_file is not None and whole.times is not None:
-        write_machine_file(whole, machine_file, path, price_usd_per_hour=price_usd_per_hour, power_w=power_w)
+    if described.machine_file is not None and whole.times is not None:
+        write_machine_file(whole, described.machine_file, path, price_usd_per_hour=price_usd_per_hour, power_w=power_w)
     if as_json:
         typer.echo(whole.model_dump_json(indent=1))
     else:
         print_profile(whole)
-        typer.echo(f"wrote {path}" + (f" and {machine_file}" if machine_file and whole.times else ""))
+        typer.echo(
+            f"wrote {path}" + (f" and {described.machine_file}" if described.machine_file and whole.times else "")
+        )
     if found.ending == "interrupted":
         typer.echo(f"what there is was kept; go on with --resume {path}", err=True)
         return _INTERRUPTED
@@ -197,19 +211,19 @@ def _engine(model: str, kv_memory: str) -> _Target:
     return _Target(ENGINE, machine, facts, {"kv_bytes": kv_bytes, "precision": packed.precision})
 
 
-def _endpoint(url: str, model: str | None, concurrency: int, sizes: str | None, ids: str) -> _Target:
+def _endpoint(url: str, model: str | None, options: EndpointOptions) -> _Target:
     from phasesplit.io.profile_schema import ModelFacts
     from phasesplit.io.specs import load_model
     from phasesplit.profiling.endpoint_machine import FROM_OUTSIDE, EndpointMachine, endpoint_facts
     from phasesplit.replay.client import find_endpoint
     from phasesplit.replay.replay_command import token_ids
 
-    if not 2 <= concurrency <= 1024:
-        raise SpecError.bad("--concurrency", concurrency, "2 to 1,024 requests")
-    drawn = token_ids(ids)
+    if not 2 <= options.concurrency <= 1024:
+        raise SpecError.bad("--concurrency", options.concurrency, "2 to 1,024 requests")
+    drawn = token_ids(options.ids)
     if not url.startswith(("http://", "https://")):
         raise SpecError.bad("TARGET", url, "engine, or an address such as http://127.0.0.1:8080")
-    described = None if sizes is None else load_model(sizes, where="--sizes")
+    described = None if options.sizes is None else load_model(options.sizes, where="--sizes")
     key = os.environ.get(_KEY_VARIABLE)
     endpoint = asyncio.run(find_endpoint(url, model=model, api_key=key, where="TARGET"))
     told = asyncio.run(endpoint_facts(endpoint, key))
@@ -218,7 +232,7 @@ def _endpoint(url: str, model: str | None, concurrency: int, sizes: str | None, 
         described = described.with_kv_bytes_per_token(kv.bytes_per_token)
     machine = EndpointMachine(
         endpoint,
-        most_requests=concurrency,
+        most_requests=options.concurrency,
         kv_tokens=None if kv is None else kv.blocks * kv.block_tokens,
         api_key=key,
         ids=drawn,
@@ -235,7 +249,7 @@ def _endpoint(url: str, model: str | None, concurrency: int, sizes: str | None, 
         "unknown": unknown,
         "notes": FROM_OUTSIDE,
     }
-    return _Target(endpoint.url, machine, facts, {"concurrency": concurrency})
+    return _Target(endpoint.url, machine, facts, {"concurrency": options.concurrency})
 
 
 def _sizes() -> tuple[str, ...]:

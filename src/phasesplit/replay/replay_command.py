@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phasesplit.console.options import Clip, Count, Duration, Rate, option
+from phasesplit.console.options import ReplayOptions, option
 from phasesplit.console.workload_options import Demand
 from phasesplit.errors import InfeasibleError, SpecError
 
@@ -21,16 +21,13 @@ _KEY_VARIABLE = "PHASESPLIT_API_KEY"
 
 
 def replay(
+    *,
     workload: Annotated[str, typer.Argument(help="Trace file, - for standard input, or a shipped workload.")],
     url: Annotated[str, typer.Argument(help="Address of an OpenAI-compatible endpoint.")],
     model: Annotated[
         str | None, option("--model", text="Model there; by default the only one.", metavar="NAME")
     ] = None,
-    rate: Rate = None,
-    duration: Duration = None,
-    count: Count = None,
-    clip: Clip = None,
-    seed: Annotated[int, option("--seed", text="Of arrivals and prompts; by default 0.", metavar="N")] = 0,
+    load: ReplayOptions,
     ids: Annotated[
         str,
         option("--token-ids", text="Token ids that prompts are drawn from; by default 1000:20000.", metavar="FROM:TO"),
@@ -52,15 +49,15 @@ def replay(
     """
     from phasesplit.io.results import REQUEST_ENDINGS, check_output
 
-    demand = Demand(source=workload, rate_per_s=rate, duration_s=duration, count=count, seed=seed, place="WORKLOAD")
+    demand = Demand(source=workload, load=load, seed=load.seed, place="WORKLOAD")
     if requests is not None:
         check_output(requests, REQUEST_ENDINGS, "--requests")
     if not 0 < timeout < float("inf"):
         raise SpecError.bad("--timeout", timeout, "a time > 0 in seconds")
     drawn = token_ids(ids)
-    limits = None if clip is None else span("--clip", clip)
+    limits = None if load.clip is None else span("--clip", load.clip)
     trace, dropped = demand.trace()
-    measured = asyncio.run(_measured(clipped(trace, limits), url, model, drawn, seed, timeout, quiet=as_json))
+    measured = asyncio.run(_measured(clipped(trace, limits), url, model, drawn, load.seed, timeout, quiet=as_json))
     if requests is not None:
         from phasesplit.io.results import write_columns, written_whole
 

@@ -5,12 +5,13 @@
 
 import math
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from phasesplit.console.options import Clip, Count, Duration, Rate, option
+from phasesplit.console.options import ReplayOptions, option
 from phasesplit.console.workload_options import Demand
 from phasesplit.domain.latency import Distribution
 from phasesplit.errors import SpecError
@@ -22,16 +23,10 @@ from phasesplit.validation.verify import Verification
 from phasesplit.validation.verify_view import PROFILE_TIME, PROFILE_TIME_VLLM, measure_profile, verified
 
 
-def verify(
-    cluster: Annotated[str, typer.Argument(help="Cluster file, as `phasesplit serve` takes it.", metavar="YAML")],
-    workload: Annotated[
-        str, typer.Argument(help="Trace file, - for standard input, or a shipped workload.", metavar="TRACE")
-    ],
-    rate: Rate = None,
-    duration: Duration = None,
-    count: Count = None,
-    clip: Clip = None,
-    seed: Annotated[int, option("--seed", text="Of arrivals and prompts; by default 0.", metavar="N")] = 0,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """The profile that a prediction starts from."""
+
     profile: Annotated[
         Path | None,
         option(
@@ -39,7 +34,7 @@ def verify(
             text="What `phasesplit profile` wrote of this machine and model; by default it is measured first.",
             metavar="FILE.json",
         ),
-    ] = None,
+    ] = None
     profile_time: Annotated[
         str | None,
         option(
@@ -47,10 +42,20 @@ def verify(
             text=f"How long that may take; by default {PROFILE_TIME}, of vLLM {PROFILE_TIME_VLLM}.",
             metavar="TIME",
         ),
-    ] = None,
+    ] = None
     keep_profile: Annotated[
         Path | None, option("--keep-profile", text="Keep what was measured, for --profile.", metavar="FILE.json")
-    ] = None,
+    ] = None
+
+
+def verify(
+    *,
+    cluster: Annotated[str, typer.Argument(help="Cluster file, as `phasesplit serve` takes it.", metavar="YAML")],
+    workload: Annotated[
+        str, typer.Argument(help="Trace file, - for standard input, or a shipped workload.", metavar="TRACE")
+    ],
+    load: ReplayOptions,
+    profiled: ProfileOptions,
     without_front_end: Annotated[
         bool,
         option("--without-front-end", text="Predict by the profile alone; the front end's own time is only shown."),
@@ -75,7 +80,8 @@ def verify(
     from phasesplit.io.results import check_output, written_whole
     from phasesplit.validation.verify import on_cores
 
-    demand = Demand(source=workload, rate_per_s=rate, duration_s=duration, count=count, seed=seed, place="TRACE")
+    demand = Demand(source=workload, load=load, seed=load.seed, place="TRACE")
+    profile, profile_time, keep_profile = profiled.profile, profiled.profile_time, profiled.keep_profile
     if html is not None:
         check_output(html, (".html",), "--html")
     if keep_profile is not None:
@@ -84,7 +90,7 @@ def verify(
             raise SpecError("--keep-profile: --profile names one, nothing is measured")
     if profile_time is not None:
         seconds_of(profile_time, "--profile-time")
-    limits = None if clip is None else span("--clip", clip)
+    limits = None if load.clip is None else span("--clip", load.clip)
     asked = load_served_cluster(cluster)
     on_cores(asked)
     if profile is not None:
@@ -102,7 +108,7 @@ def verify(
                 with written_whole(keep_profile) as part:
                     part.write_bytes(path.read_bytes())
         (found,) = verified(
-            asked, model, [trace], path, adds_overheads=not without_front_end, seed=seed, logs=logs, quiet=as_json
+            asked, model, [trace], path, adds_overheads=not without_front_end, seed=load.seed, logs=logs, quiet=as_json
         )
     if html is not None:
         from phasesplit.validation.verify_page import write_verify_html

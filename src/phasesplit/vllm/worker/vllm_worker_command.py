@@ -11,21 +11,21 @@ import aiohttp
 import typer
 from starlette.routing import Route
 
-from phasesplit.console.options import Home, Join, WorkerName, option
+from phasesplit.console.options import option
 from phasesplit.engine.server import speaker_app
 from phasesplit.errors import SpecError
 from phasesplit.launcher.embedded import start_up_s
 from phasesplit.launcher.listening import Listening
 from phasesplit.launcher.worker_command import (
+    JoinOptions,
+    ListenOptions,
+    SupervisedOptions,
     announce,
     bytes_of,
-    facing,
     number,
-    port_of,
-    require_key,
     say,
-    seconds_of,
     tell,
+    worker_place,
 )
 from phasesplit.launcher.worker_process import WorkerPlace, live
 from phasesplit.protocol.roles import JOIN_KEY_VARIABLE
@@ -35,15 +35,14 @@ from phasesplit.vllm.worker.vllm_server import VllmServer, VllmSettings
 
 
 def vllm_worker(
+    *,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
             help="Arguments of vLLM's API server, after --, such as -- --dtype float16.", metavar="[ARG]..."
         ),
     ] = None,
-    join: Join = None,
-    name: WorkerName = None,
-    home: Home = "unsplit",
+    joins: JoinOptions,
     model: Annotated[
         str, option("--model", text="Directory with safetensors, or a hub's name, as vLLM takes it.", metavar="MODEL")
     ] = "",
@@ -77,86 +76,52 @@ def vllm_worker(
             metavar="N",
         ),
     ] = None,
-    host: Annotated[
-        str | None,
-        option("--host", text="Address to listen at; by default the one that faces the gateway.", metavar="ADDRESS"),
-    ] = None,
-    port: Annotated[int, option("--port", text="Port to listen at; by default any free one.", metavar="N")] = 0,
-    key_file: Annotated[
-        str | None,
-        option(
-            "--key-file",
-            text=f"File with the cluster's join key; by default the environment variable {JOIN_KEY_VARIABLE}, if set.",
-            metavar="FILE",
-        ),
-    ] = None,
-    drain: Annotated[
-        str,
-        option(
-            "--drain",
-            text="Time that live requests have to end when the worker is stopped; by default 30 s.",
-            metavar="S",
-        ),
-    ] = "30 s",
-    epoch: Annotated[int | None, typer.Option("--epoch", hidden=True)] = None,
-    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
-    sockets: Annotated[str | None, typer.Option("--sockets", hidden=True)] = None,
+    listens: ListenOptions,
+    supervised: SupervisedOptions,
 ) -> int:
     """Start vLLM's API server, and let it join a gateway as a worker; Ctrl-C lets it finish what it has begun.
 
     Example: phasesplit vllm-worker --join http://10.0.0.5:8080 --home decode --model /models/llama --key-file join.key
     """
-    if parent is not None:
-        from phasesplit.launcher.supervisor import end_with_parent
-
-        end_with_parent(parent)
+    supervised.end_with_parent()
     import asyncio
     import sys
 
-    from phasesplit.domain.cluster import Role
-    from phasesplit.io.cluster_file import only_key, read_keys
     from phasesplit.launcher import announcing
-    from phasesplit.launcher.announcing import GatewayAddress
-    from phasesplit.launcher.worker_process import WorkerPlace
     from phasesplit.vllm.worker.vllm_server import VllmSettings, require_vllm
 
-    home = str(Role.parse(home, "--home"))
-    called = announcing.worker_name(name, home)
+    home = joins.role()
+    called = announcing.worker_name(joins.name, home)
     if not model:
         raise SpecError("--model: vLLM needs a directory with safetensors or a hub's name")
     if layerwise_from_tokens is not None and layerwise_from_tokens < 0:
         raise SpecError.bad("--layerwise-from-tokens", layerwise_from_tokens, "a whole number, 0 or more")
     if not 1 <= block_tokens <= 4_096 or block_tokens & (block_tokens - 1):
         raise SpecError.bad("--block-tokens", block_tokens, "a power of two, 1 to 4,096")
-    port_of(port)
-    gateway = GatewayAddress.from_text(join) if join is not None else None
     require_vllm(python or sys.executable)
     if model.startswith(("/", ".")) and not Path(model).exists():
         raise SpecError.bad("--model", model, "a directory with safetensors that is there, or a hub's name")
-    key = only_key(read_keys(key_file, "--key-file"), "--key-file") if key_file else os.environ.get(JOIN_KEY_VARIABLE)
-    address = host or facing(gateway)
-    require_key(address, key)
+    place = worker_place(joins, listens)
     with tempfile.TemporaryDirectory(prefix="phasesplit-") as scratch:
         settings = VllmSettings(
             name=called,
-            epoch=int(time.time() * 1000) if epoch is None else epoch,
+            epoch=int(time.time() * 1000) if supervised.epoch is None else supervised.epoch,
             home=home,
             model=model,
             models=(model_name or announcing.model_name(model),),
-            sockets=sockets or scratch,
+            sockets=supervised.sockets or scratch,
             python=python or sys.executable,
             connector=connector,
             arguments=tuple(arguments or ()),
             kv_bytes=bytes_of(kv_memory, "--kv-memory"),
             block_tokens=block_tokens,
-            transfer_host=number(address, gateway),
+            transfer_host=number(place.host, place.gateway),
             threshold_tokens=layerwise_from_tokens,
-            environment={**os.environ, **({JOIN_KEY_VARIABLE: key} if key else {})},
+            environment={**os.environ, **({JOIN_KEY_VARIABLE: place.key} if place.key else {})},
         )
-        place = WorkerPlace(
-            host=address, port=port, gateway=gateway, join_key=key, key=key, drain_s=seconds_of(drain, "--drain")
+        return asyncio.run(
+            run_vllm_worker(settings, place, ready=tell if supervised.parent is None else announce, say=say)
         )
-        return asyncio.run(run_vllm_worker(settings, place, ready=announce if parent is not None else tell, say=say))
 
 
 async def run_vllm_worker(
