@@ -19,6 +19,7 @@ APART = {
     "gateway.response_stream": "what a client is sent, held until there is content; `app` is the pages",
     "gateway.legs": "what a request becomes on each machine; a field of the endpoint is added here",
     "io.operator_engine": "the only module that calls aiconfigurator",
+    "launcher.gateway_process": "imported while the workers start, which take longest",
     "planner.journal": "a format of a file, which `--resume` reads again",
     "planner.study.reproduction_page": "a page, which is drawn without running the study",
     "profiling.endpoint_machine": "an endpoint as a machine that is timed, next to `engine_machine`",

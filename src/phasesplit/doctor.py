@@ -1,14 +1,11 @@
 """`phasesplit doctor`: what works on this machine, what is missing, and why.
 
-Whether this machine can run a cluster: findings, a line each, made by checks that fail one by one.
+Each check returns a finding, which is one line. A check that fails is a finding, too. The checks come in this order:
 
-Which packages are installed: those that everything needs, and those that only some commands use.
-
-What the processor, the memory and the kernel of this machine offer to a cluster.
-
-How the processes of a cluster reach one another on this machine, and how clients reach them.
-
-What is kept on this machine, or could be had: compiled code, and the default model.
+1. packages that everything needs, and packages that only some commands use,
+2. processor, memory and limits of this machine,
+3. how the processes of a cluster reach one another, and how clients reach them,
+4. compiled code and the default model on this machine.
 """
 
 import configparser

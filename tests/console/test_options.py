@@ -79,7 +79,7 @@ def test_pools_and_settings_become_cluster_and_rules() -> None:
         (Role.PREFILL, 2, "dgx-h100"),
         (Role.DECODE, 1, "dgx-h100"),
     ]
-    assert (str(rules.transfer), rules.seed, rules.published) == ("serialized", 7, False)
+    assert (rules.transfer.name, rules.seed, rules.published) == ("SERIALIZED", 7, False)
     assert cluster_and_rules(MACHINES, RuleOptions(rules="published"))[1].published
 
 

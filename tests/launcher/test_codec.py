@@ -7,7 +7,7 @@ import pytest
 from phasesplit.gateway.choice_spec import ordered
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.parsing import parsed_chat, parsed_completion
-from phasesplit.launcher.local_cluster import ModelCodec
+from phasesplit.launcher.gateway_process import ModelCodec
 
 START = 1
 

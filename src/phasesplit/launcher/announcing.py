@@ -1,8 +1,7 @@
-"""A worker tells its gateway that it is there, and tells it again whenever nobody listens to it.
+"""A worker announces itself to its gateway, and announces itself again when nobody listens to it.
 
-Addresses that a person writes (`http://HOST:PORT`), and what keeps one from answering, in words.
-
-The name under which clients ask for a model, and that of a worker, from what a person called them.
+`GatewayAddress` is the address that a person writes. `model_name` and `worker_name` are the names
+that a worker has by default. `keep_announced` posts the announcement, and repeats it when the gateway is gone.
 """
 
 import asyncio

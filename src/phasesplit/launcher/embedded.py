@@ -1,10 +1,9 @@
-"""A worker put together: the model, its KV memory, the transfers, the engine and its thread.
+"""A worker that computes in its own process: `EmbeddedWorker` makes its parts in this order.
 
-From which prompt length on KV leaves layer by layer: what a link and this processor's prefill phase say.
-
-The engine's kernels made ready before a worker says that it is.
-
-How long this process has been there: a worker's start-up counts from the start of its process.
+1. The model, its KV memory and the endpoint for transfers.
+2. The compiled kernels (`warm_up`).
+3. The shortest prompt whose KV leaves layer by layer, from the measured link and the time of prefill (`calibrated`).
+4. The engine, its thread, and the worker that the HTTP server sees.
 """
 
 import os
@@ -42,99 +41,12 @@ from phasesplit.kv_transfer.outgoing import Sent
 from phasesplit.kv_transfer.shared_memory import SharedPool
 from phasesplit.scheduler.rules import Rules
 
-
-class Calibrated(NamedTuple):
-    """What was measured.
-
-    Attributes:
-        threshold_tokens: Shortest prompt that is sent layer by layer.
-        text: The link, for people.
-    """
-
-    threshold_tokens: int
-    text: str
-
-
-def calibrated(endpoint: KvEndpoint, forward: Computes, rules: Rules, *, transport: str) -> Calibrated:
-    """Measure the link and the prefill phase, in about 0.1 s; nothing else may use either meanwhile.
-
-    The prefill phase is taken to grow with the prompt alone: attention, which grows faster, would make layer-wise
-    transfers pay even earlier.
-
-    Args:
-        endpoint: The machine's endpoint.
-        forward: Its model.
-        rules: Their `transfer` and `layerwise_from_tokens` overrule what was measured.
-        transport: The way, as the endpoint's address calls it.
-
-    Raises:
-        TransferError: A transfer failed, or there is no room for one.
-    """
-    s_per_token = _prefill_s_per_token(endpoint, forward)
-
-    def prefill_time_s(tokens: Floats) -> Floats:
-        return s_per_token * tokens
-
-    link = measure_link(endpoint, transport=transport)
-    threshold = ruled_tokens(rules)
-    if threshold is None:
-        threshold = threshold_tokens(endpoint.info.layout, prefill_time_s, link)
-    return Calibrated(threshold, link_text(link, threshold))
-
-
-def _prefill_s_per_token(endpoint: KvEndpoint, forward: Computes) -> float:
-    """Return the seconds that a token of a prompt of one block keeps this thread computing: waiting is left out."""
-    tokens = endpoint.info.layout.block_tokens
-    own = endpoint.free.hold("calibration", Use.COMPUTE, 1)
-    batch = Batch(
-        tokens=np.zeros(tokens, np.int32),
-        positions=np.arange(tokens, dtype=np.int32),
-        owners=np.zeros(tokens, np.int32),
-        tables=np.array([own.blocks], np.int32),
-        wanted=np.array([tokens - 1], np.int32),
-    )
-    since_s = time.thread_time()
-    forward.run(batch)
-    took_s = time.thread_time() - since_s
-    endpoint.free.give(own)
-    return took_s / tokens
-
-
-def warm_up(say: Callable[[str], None]) -> None:
-    """Load all compiled code, the first time after compiling it.
-
-    Of the workers that start at the same time on a cold host one compiles, and the others wait for it.
-
-    Args:
-        say: Told that it will take a while, where it will.
-    """
-    if compiling.CACHE_IS_WARM or compiling.CACHE_DIRECTORY is None:
-        kernels.warm_up()
-        return
-    say("compiling once for this version and processor, about 10 s ...")
-    with alone(compiling.CACHE_DIRECTORY / "live", say=lambda _: None):
-        kernels.warm_up()
-
-
 _IMPORTED_S = time.monotonic()
-
-
-def start_up_s() -> float:
-    """Return the seconds since this process began, where the system does not say since this module was imported.
-
-    Source: Linux, proc(5): the 22nd field of /proc/self/stat, in clock ticks since the boot.
-    """
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return time.monotonic() - _IMPORTED_S
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+_LEAST_BLOCKS = 4  # to measure a link with
 
 
 Happened = list[tuple[Callable[[Event], None], Event]]
 """What has happened to requests, and who is to be told of each."""
-
-_LEAST_BLOCKS = 4  # to measure a link with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +56,7 @@ class WorkerSettings:
     Attributes:
         name: Its name, unique in the cluster.
         epoch: Which start of it this is.
-        home: The role it comes with: `prompt`, `token`, `mixed` or `unsplit`.
+        home: The role it comes with: `prefill`, `decode`, `mixed` or `unsplit`.
         model: Path of the model.
         model_name: Name under which clients ask for it.
         kv_bytes: Memory for KV.
@@ -288,3 +200,88 @@ class EmbeddedWorker:
 def _text(tokenizer: Tokenizer, token: int) -> bytes:
     """Return the text of a token, in which stop strings are looked for."""
     return b"" if token in tokenizer.special else tokenizer.token_bytes(token)
+
+
+def warm_up(say: Callable[[str], None]) -> None:
+    """Load all compiled code, the first time after compiling it.
+
+    Of the workers that start at the same time on a cold host one compiles, and the others wait for it.
+
+    Args:
+        say: Told that it will take a while, where it will.
+    """
+    if compiling.CACHE_IS_WARM or compiling.CACHE_DIRECTORY is None:
+        kernels.warm_up()
+        return
+    say("compiling once for this version and processor, about 10 s ...")
+    with alone(compiling.CACHE_DIRECTORY / "live", say=lambda _: None):
+        kernels.warm_up()
+
+
+class Calibrated(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        threshold_tokens: Shortest prompt that is sent layer by layer.
+        text: The link, for people.
+    """
+
+    threshold_tokens: int
+    text: str
+
+
+def calibrated(endpoint: KvEndpoint, forward: Computes, rules: Rules, *, transport: str) -> Calibrated:
+    """Measure the link and the prefill phase, in about 0.1 s; nothing else may use either meanwhile.
+
+    The prefill phase is taken to grow with the prompt alone: attention, which grows faster, would make layer-wise
+    transfers pay even earlier.
+
+    Args:
+        endpoint: The machine's endpoint.
+        forward: Its model.
+        rules: Their `transfer` and `layerwise_from_tokens` overrule what was measured.
+        transport: The way, as the endpoint's address calls it.
+
+    Raises:
+        TransferError: A transfer failed, or there is no room for one.
+    """
+    s_per_token = _prefill_s_per_token(endpoint, forward)
+
+    def prefill_time_s(tokens: Floats) -> Floats:
+        return s_per_token * tokens
+
+    link = measure_link(endpoint, transport=transport)
+    threshold = ruled_tokens(rules)
+    if threshold is None:
+        threshold = threshold_tokens(endpoint.info.layout, prefill_time_s, link)
+    return Calibrated(threshold, link_text(link, threshold))
+
+
+def _prefill_s_per_token(endpoint: KvEndpoint, forward: Computes) -> float:
+    """Return the seconds that a token of a prompt of one block keeps this thread computing: waiting is left out."""
+    tokens = endpoint.info.layout.block_tokens
+    own = endpoint.free.hold("calibration", Use.COMPUTE, 1)
+    batch = Batch(
+        tokens=np.zeros(tokens, np.int32),
+        positions=np.arange(tokens, dtype=np.int32),
+        owners=np.zeros(tokens, np.int32),
+        tables=np.array([own.blocks], np.int32),
+        wanted=np.array([tokens - 1], np.int32),
+    )
+    since_s = time.thread_time()
+    forward.run(batch)
+    took_s = time.thread_time() - since_s
+    endpoint.free.give(own)
+    return took_s / tokens
+
+
+def start_up_s() -> float:
+    """Return the seconds since this process began, where the system does not say since this module was imported.
+
+    Source: Linux, proc(5): the 22nd field of /proc/self/stat, in clock ticks since the boot.
+    """
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return time.monotonic() - _IMPORTED_S
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,11 @@
-"""Keeps the workers of this host alive: starts them, watches them, starts them again with a new epoch, ends them.
+"""The supervisor keeps the workers of this host alive.
 
-One worker process as its supervisor sees it: its command, its output, its end.
+1. It starts one process for each worker, each time with a new epoch (`Child`).
+2. It passes on what a worker prints, and probes whether the worker still answers.
+3. It starts a worker again that exits or stalls, later each time, and gives up on one that cannot run.
+4. It stops all workers: by a signal that lets requests end, then by SIGKILL.
 
-A worker does not outlive the process that supervises it, however that one ends.
+A worker does not outlive the process that supervises it, however that process ends (`end_with_parent`).
 """
 
 import asyncio

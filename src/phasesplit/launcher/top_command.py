@@ -1,6 +1,7 @@
-"""A cluster at a glance: what a gateway's metrics say, put into rows of text.
+"""`phasesplit top`: the state of a live cluster in the terminal, from the metrics of its gateway.
 
-`phasesplit top`: a live cluster in the terminal, as its gateway's metrics show it.
+1. `GatewayReading` reads one answer of /metrics.
+2. `machine_rows` and `summary` turn one or two readings into rows and lines.
 """
 
 import time

@@ -1,6 +1,6 @@
 """An OpenAI-compatible endpoint as a machine that is timed, as far as its clients can see it.
 
-What an endpoint tells of itself besides its models: a worker of phasesplit in /facts, vLLM in /metrics.
+`endpoint_facts` reads what an endpoint says about itself: a worker of phasesplit in /facts, vLLM in /metrics.
 """
 
 import asyncio

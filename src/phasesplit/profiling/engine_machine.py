@@ -1,6 +1,6 @@
-"""The embedded engine as a machine that is timed: its forward pass, in this process, without sockets or scheduling.
+"""The embedded engine as a machine that is timed: its forward pass in this process, without sockets or scheduling.
 
-What a profile of the embedded engine says besides times: KV memory, the link, start-up, power, the model.
+After `EngineMachine` come the facts that a profile holds next to times: model, KV memory, link, start-up and power.
 """
 
 import subprocess

@@ -1,6 +1,8 @@
-"""A profile as people read it, and how far one is.
+"""`phasesplit profile`: how long the iterations of a machine take, measured.
 
-`phasesplit profile`: how long the iterations of a machine take, measured.
+1. The target is opened: the embedded engine or an endpoint.
+2. Its iterations are timed, and a line shows how far the profile is (`ProfileProgress`).
+3. The profile is written and printed (`print_profile`).
 """
 
 import asyncio

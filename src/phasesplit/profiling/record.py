@@ -1,7 +1,4 @@
-"""What this host is: processor, cores, memory, software.
-
-What was measured, as a profile file keeps it, and back.
-"""
+"""A profile as its file keeps it: what was measured, read back for `--resume`, and what this host is."""
 
 import math
 import os

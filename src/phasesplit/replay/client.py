@@ -1,13 +1,12 @@
-"""The process that sends a trace: apart from the cluster, so that neither waits for the other's interpreter.
+"""Open-loop load: each request of a trace is sent at its instant, whatever became of those before it.
 
-Prompts of exact token lengths.
+1. `find_endpoint` reads what an endpoint says about itself.
+2. `Prompts` draws prompts of exact token lengths.
+3. `replay` sends the requests. A `Client` does so in a process apart from the cluster: neither waits for the other's
+   interpreter.
 
-What an OpenAI-compatible endpoint says of itself before work is sent to it.
-
-Open-loop load: each request of a trace is sent at its instant, whatever became of those before it.
-
-What a client sees is measured from the instant at which a request was due, not from when it was sent, so a sender or a
-server that falls behind cannot hide it (coordinated omission). Where the sender itself was late, that is counted apart.
+Latencies count from the instant at which a request was due, not from when it was sent. A sender or server that falls
+behind cannot hide it (coordinated omission). `ReplayResult` counts requests that were sent late.
 """
 
 import asyncio

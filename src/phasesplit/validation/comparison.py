@@ -1,12 +1,13 @@
-"""Predicted against measured: figures side by side, stage by stage, and which stage explains the difference.
+"""Predicted figures next to measured ones: latencies, stages, placements, and which stage explains a difference.
 
-Where requests went, predicted against measured.
+A request has the same stages in a simulation and in the records of a gateway:
 
-The stages of a request, cut at the same instants in a simulation and in a gateway's records.
-
-A request waits in the queue until its prefill runs, and is in prefill until its first token. Transfer is
-what of the KV cache's way that token did not hide; wait is from whole KV until the second token, decode from there
-to the last one. Front end is what the client sees beyond that: HTTP, and its own reading.
+- queue: until its prefill runs,
+- prefill: until its first token,
+- transfer: the part of the KV transfer that the second token had to wait for,
+- wait: from complete KV until the iteration of the second token,
+- decode: until the last token,
+- front end: what the client sees beyond these, which is HTTP and its own reading.
 """
 
 import math

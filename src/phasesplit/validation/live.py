@@ -1,6 +1,6 @@
-"""A live cluster for the length of a measurement: started, warmed up, asked, and ended in every case.
+"""A live cluster for the length of a measurement: started, warmed up, measured, and ended in every case.
 
-Moves of machines between pools, counted from what a gateway wrote of its decisions.
+`pool_moves` counts the moves of machines between pools in the decisions that the gateway wrote.
 """
 
 import asyncio

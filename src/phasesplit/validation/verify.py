@@ -1,6 +1,10 @@
-"""The loop closed: a cluster runs a trace, the simulator predicts it, and both are compared.
+"""`phasesplit verify` step by step: a cluster runs a trace, the simulator predicts it, and both are compared.
 
-What a live cluster takes beyond iterations and transfers, measured while it is idle.
+1. Each worker gets cores of its own, as far as there are any.
+2. The cluster starts, and its time beyond iterations and transfers is measured while it is idle (`Overheads`).
+3. A process of its own sends the trace, and measures what clients see.
+4. The simulator predicts the same requests from the profile and the overheads.
+5. Both are compared, and warnings say what else may explain a difference.
 """
 
 import os

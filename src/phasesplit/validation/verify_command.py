@@ -1,6 +1,6 @@
-"""A verification as JSON has it.
+"""`phasesplit verify`: a cluster runs a trace, the simulator predicts it, and both are compared.
 
-`phasesplit verify`: a cluster runs a trace, the simulator predicts it, and both are compared.
+`verification_record` is the result as JSON has it.
 """
 
 import math

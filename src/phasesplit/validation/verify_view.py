@@ -1,6 +1,6 @@
-"""A verification as people read it in a terminal, and how far one is.
+"""A verification in the terminal: the two steps of `phasesplit verify`, their progress, and the result in tables.
 
-The two steps of `phasesplit verify`, as the table of errors and the demo take them too: profile, then verify.
+`measure_profile` and `verified` are the steps. The table of errors and the demo call them as well.
 """
 
 import asyncio

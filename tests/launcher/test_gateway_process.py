@@ -8,7 +8,7 @@ from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.registry import BreakerRule
 from phasesplit.io.text import fields_of
 from phasesplit.launcher.announcing import model_name
-from phasesplit.launcher.local_cluster import bounds_from
+from phasesplit.launcher.gateway_process import bounds_from
 from phasesplit.launcher.ready import Ready
 
 
