@@ -113,11 +113,12 @@ def gateway_process(port: int, machines: list[str], core: int) -> None:
     import uvicorn
 
     from doubles import ByteCodec
-    from phasesplit.gateway.app import bounded_protocol, make_app
+    from phasesplit.gateway.app import make_app
     from phasesplit.gateway.clock import LoopClock
     from phasesplit.gateway.dispatcher import Dispatcher
     from phasesplit.gateway.gateway import Gateway
     from phasesplit.gateway.http_worker import HttpWorker
+    from phasesplit.launcher.listening import bounded_protocol
     from phasesplit.scheduler.rules import Rules
 
     os.sched_setaffinity(0, {core})

@@ -3,16 +3,13 @@
 The OpenAI endpoints.
 
 Pages for whoever runs the cluster: machines that join, pools, leases, requests, health.
-
-A deadline for the heads of requests, which uvicorn lacks: clients that send a byte a minute are hung up on.
 """
 
 import asyncio
-import importlib.util
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,10 +31,6 @@ from phasesplit.protocol.bodies import json_object, typed_field
 from phasesplit.protocol.completions import ClientRequest
 from phasesplit.protocol.openai_errors import error_answer, wrong_key
 from phasesplit.protocol.roles import is_loopback
-
-if TYPE_CHECKING:
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
 
 Parse = Callable[[bytes, Limits], ClientRequest]
 
@@ -267,69 +260,6 @@ def guarded(page: Page) -> Page:
             return JsonAnswer(answer.status, answer.body, answer.headers)
 
     return answered
-
-
-_ANSWER = (
-    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: 139\r\n"
-    b"Connection: close\r\n\r\n"
-    b'{"error":{"message":"the head of the request did not arrive in time","type":"invalid_request_error",'
-    b'"param":null,"code":"request_timeout"}}'
-)
-
-
-def bounded_protocol(header_s: float) -> "type[asyncio.Protocol]":
-    """Return the protocol to give to uvicorn as `http`.
-
-    Args:
-        header_s: Seconds from a connection's opening, or from the first byte of a later request on it, within which the
-            request's head must be complete.
-    """
-    base: Any = _base()
-
-    class DeadlineProtocol(base):  # type: ignore[misc]
-        """Uvicorn's protocol, with a deadline for heads."""
-
-        _deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._expect_head()
-
-        def data_received(self, data: bytes) -> None:
-            self._expect_head()
-            super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._stop_waiting()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            super().connection_lost(exc)
-
-        def _expect_head(self) -> None:
-            if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-                self._deadline = self.loop.call_later(header_s, self._hang_up)
-
-        def _stop_waiting(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _hang_up(self) -> None:
-            if not self.transport.is_closing():
-                self.transport.write(_ANSWER)
-                self.transport.close()
-
-    return DeadlineProtocol
-
-
-def _base() -> "type[H11Protocol]":
-    if importlib.util.find_spec("httptools") is not None:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-        return HttpToolsProtocol  # type: ignore[return-value]
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    return H11Protocol
 
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"

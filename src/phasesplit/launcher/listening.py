@@ -1,15 +1,22 @@
-"""An ASGI application behind a socket, inside an event loop that somebody else runs."""
+"""An ASGI application behind a socket, inside an event loop that somebody else runs.
+
+`Listening` binds the socket at once and serves later. `bounded_protocol` gives the head of a request a deadline, which
+uvicorn lacks: a client that sends a byte a minute is disconnected.
+"""
 
 import asyncio
 import contextlib
+import importlib.util
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from phasesplit.errors import SpecError
-from phasesplit.gateway.app import bounded_protocol
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
@@ -109,3 +116,66 @@ class Listening:
             return
         self._server.should_exit = True
         await asyncio.wait([self._task])
+
+
+_ANSWER = (
+    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: 139\r\n"
+    b"Connection: close\r\n\r\n"
+    b'{"error":{"message":"the head of the request did not arrive in time","type":"invalid_request_error",'
+    b'"param":null,"code":"request_timeout"}}'
+)
+
+
+def bounded_protocol(header_s: float) -> "type[asyncio.Protocol]":
+    """Return the protocol to give to uvicorn as `http`.
+
+    Args:
+        header_s: Seconds from a connection's opening, or from the first byte of a later request on it, within which the
+            request's head must be complete.
+    """
+    base: Any = _base()
+
+    class DeadlineProtocol(base):  # type: ignore[misc]
+        """Uvicorn's protocol, with a deadline for heads."""
+
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._expect_head()
+
+        def data_received(self, data: bytes) -> None:
+            self._expect_head()
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop_waiting()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _expect_head(self) -> None:
+            if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+                self._deadline = self.loop.call_later(header_s, self._hang_up)
+
+        def _stop_waiting(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _hang_up(self) -> None:
+            if not self.transport.is_closing():
+                self.transport.write(_ANSWER)
+                self.transport.close()
+
+    return DeadlineProtocol
+
+
+def _base() -> "type[H11Protocol]":
+    if importlib.util.find_spec("httptools") is not None:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+        return HttpToolsProtocol  # type: ignore[return-value]
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    return H11Protocol

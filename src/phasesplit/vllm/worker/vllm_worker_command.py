@@ -98,10 +98,10 @@ def vllm_worker(
         raise SpecError.bad("--layerwise-from-tokens", layerwise_from_tokens, "a whole number, 0 or more")
     if not 1 <= block_tokens <= 4_096 or block_tokens & (block_tokens - 1):
         raise SpecError.bad("--block-tokens", block_tokens, "a power of two, 1 to 4,096")
+    place = worker_place(joins, listens)
     require_vllm(python or sys.executable)
     if model.startswith(("/", ".")) and not Path(model).exists():
         raise SpecError.bad("--model", model, "a directory with safetensors that is there, or a hub's name")
-    place = worker_place(joins, listens)
     with tempfile.TemporaryDirectory(prefix="phasesplit-") as scratch:
         settings = VllmSettings(
             name=called,

@@ -8,7 +8,7 @@ from typing import Any
 import uvicorn
 
 from gateways import play
-from phasesplit.gateway.app import bounded_protocol
+from phasesplit.launcher.listening import bounded_protocol
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
