@@ -11,6 +11,7 @@ from phasesplit.domain.roofline import MODERN_OVERHEAD_PER_LAYER_S, roofline_tim
 from phasesplit.errors import SpecError
 from phasesplit.io.catalog import build_cluster, phase_times, slice_errors
 from phasesplit.io.specs import load_machine, load_model
+from refusals import assert_refused
 
 HEADER = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
 OWN_PROFILE = HEADER + "".join(
@@ -62,8 +63,9 @@ def test_capped_machine_is_slower_in_the_prompt_phase_only(published: bool) -> N
 
 def test_published_without_measurements_is_refused() -> None:
     """The published rules would run on times that the paper never measured."""
-    with pytest.raises(SpecError, match="measured are bloom-176b on dgx-a100"):
+    with pytest.raises(SpecError) as caught:
         phase_times(load_model("bloom-176b"), load_machine("h200"), published=True)
+    assert_refused(caught.value, "measured", "bloom-176b on dgx-a100")
 
 
 def test_measured_where_measured_else_roofline() -> None:
@@ -97,25 +99,26 @@ def test_factors_apply_to_the_roofline_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "says"),
+    ("machine", "named"),
     [
-        ("dgx-h100/tp2", "157.2 GB more than its memory of 171.8 GB, enough have dgx-h100 with tensor parallelism 8"),
-        ("mi300x/tp1", "enough have mi300x with tensor parallelism 2"),
-        ("l40s/tp4@50%", "model bloom-176b on machine l40s/tp4@50%: weights of 329.0 GB are 135.7 GB more"),
+        ("dgx-h100/tp2", ["157.2 GB", "171.8 GB", "dgx-h100", "tensor parallelism 8"]),
+        ("mi300x/tp1", ["mi300x", "tensor parallelism 2"]),
+        ("l40s/tp4@50%", ["bloom-176b", "l40s/tp4@50%", "329.0 GB", "135.7 GB"]),
     ],
 )
-def test_model_that_does_not_fit(machine: str, says: str) -> None:
+def test_model_that_does_not_fit(machine: str, named: list[str]) -> None:
     """A model larger than the memory would be served from nowhere, or its reader not learn what has enough."""
     with pytest.raises(SpecError) as caught:
         phase_times(load_model("bloom-176b"), load_machine(machine))
-    assert says in str(caught.value)
+    assert_refused(caught.value, *named)
 
 
 def test_model_that_fits_nowhere() -> None:
     """The error would offer a machine that is too small as well, or end in another error."""
     giant = replace(load_model("bloom-176b"), weights_bytes=1e13)
-    with pytest.raises(SpecError, match="enough have none of the known machines"):
+    with pytest.raises(SpecError) as caught:
         phase_times(giant, load_machine("dgx-h100"))
+    assert_refused(caught.value, "none", "machines")
 
 
 def test_a_slice_is_timed_by_what_was_measured_on_as_many_accelerators() -> None:
@@ -130,8 +133,9 @@ def test_a_slice_is_timed_by_what_was_measured_on_as_many_accelerators() -> None
     slow = replace(load_machine("dgx-h100"), hbm_bytes_per_s=1e12)
     assert phase_times(llama, variant(slow, "/tp4")).source.startswith("roofline")
     assert phase_times(llama, load_machine("h200/tp4")).source.startswith("roofline")
-    with pytest.raises(SpecError, match="was not measured by the paper"):
+    with pytest.raises(SpecError) as caught:
         phase_times(llama, load_machine("dgx-h100/tp4"), published=True)
+    assert_refused(caught.value, "not measured")
 
 
 def test_a_cap_on_a_slice_scales_its_measured_times() -> None:
@@ -171,8 +175,9 @@ def test_the_roofline_s_error_on_slices_is_what_the_page_says() -> None:
 def test_unknown_profile_is_refused() -> None:
     """A misspelt profile would silently fall back to the roofline."""
     typo = replace(load_machine("dgx-h100"), name="box", profile="dgx-h10")
-    with pytest.raises(SpecError, match="did you mean dgx-h100"):
+    with pytest.raises(SpecError) as caught:
         phase_times(load_model("bloom-176b"), typo)
+    assert_refused(caught.value, "did you mean", "dgx-h100")
 
 
 def test_own_profile(tmp_path: Path) -> None:
@@ -187,27 +192,26 @@ def test_own_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "named"),
     [
-        ("", "a column model"),
-        ("model,hardware\n", "a column prompt_size"),
-        (HEADER, "no row for model llama-3.1-8b, hardware box and tensor_parallel 8"),
-        (OWN_PROFILE.replace("128,1,128,11.28", "128,1,128,fast"), "row 1, prompt_time: got 'fast'"),
-        (OWN_PROFILE.replace("128,1,128,11.28", "128,1,128,-1"), "row 1, prompt_time: got '-1'"),
-        (OWN_PROFILE.replace("128,1,128,11.28", "128,1,128,nan"), "row 1, prompt_time: got 'nan'"),
-        (HEADER + "llama-3.1-8b,box,128,1\n", "row 1, token_size: got None"),
-        ("\0", "column model"),
+        ("", ["a column model"]),
+        ("model,hardware\n", ["a column prompt_size"]),
+        (HEADER, ["llama-3.1-8b", "box", "tensor_parallel 8"]),
+        (OWN_PROFILE.replace("128,1,128,11.28", "128,1,128,fast"), ["row 1", "prompt_time", "'fast'"]),
+        (OWN_PROFILE.replace("128,1,128,11.28", "128,1,128,-1"), ["row 1", "prompt_time", "'-1'"]),
+        (OWN_PROFILE.replace("128,1,128,11.28", "128,1,128,nan"), ["row 1", "prompt_time", "'nan'"]),
+        (HEADER + "llama-3.1-8b,box,128,1\n", ["row 1", "token_size", "None"]),
+        ("\0", ["column model"]),
     ],
 )
-def test_one_line_for_a_bad_profile(tmp_path: Path, text: str, says: str) -> None:
+def test_one_line_for_a_bad_profile(tmp_path: Path, text: str, named: list[str]) -> None:
     """A bad profile file would give times that nobody measured, or a traceback."""
     path = tmp_path / "own.csv"
     path.write_text(text)
     machine = replace(load_machine("dgx-h100"), name="box")
     with pytest.raises(SpecError) as caught:
         phase_times(load_model("llama-3.1-8b"), machine, profile=path)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_refused(caught.value, *named)
 
 
 def test_profile_that_cannot_be_read(tmp_path: Path) -> None:

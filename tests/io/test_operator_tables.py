@@ -14,6 +14,7 @@ from phasesplit.errors import SpecError
 from phasesplit.io.catalog import operator_times
 from phasesplit.io.operator_engine import BACKENDS, SYSTEMS, engine_named, operator_engine
 from phasesplit.io.specs import load_machine, load_model
+from refusals import assert_refused
 
 MODEL = load_model("llama-3.1-70b")
 MACHINE = load_machine("dgx-h100")
@@ -103,8 +104,9 @@ def test_what_the_tables_lack_is_refused_in_one_line(
 def test_error_of_the_package_becomes_one_line(fake_tables: Any) -> None:
     """What the package raises deep inside would reach the reader as a traceback of another project."""
     fake_tables.engine.failure = RuntimeError("no data\n  to anchor query")
-    with pytest.raises(SpecError, match=r"h100_sxm, vllm 0.24.0.*no times .no data to anchor query"):
+    with pytest.raises(SpecError) as caught:
         operator_times(MODEL, MACHINE)
+    assert_refused(caught.value, "h100_sxm", "vllm 0.24.0", "no data to anchor query")
 
 
 def test_own_config_must_describe_the_model(fake_tables: Any, tmp_path: Path) -> None:
@@ -114,8 +116,9 @@ def test_own_config_must_describe_the_model(fake_tables: Any, tmp_path: Path) ->
     own.write_text(packaged.read_text())
     packaged.unlink()
     assert "llama-3.1-70b on h100_sxm" in operator_times(MODEL, MACHINE, config=tmp_path).source
-    with pytest.raises(SpecError, match=r"other layers or weights than model llama-3.1-8b"):
+    with pytest.raises(SpecError) as caught:
         operator_times(load_model("llama-3.1-8b"), MACHINE, config=own)
+    assert_refused(caught.value, "layers", "llama-3.1-8b")
 
 
 def test_mistral_is_handed_over_as_llama(fake_tables: Any, tmp_path: Path) -> None:
@@ -133,8 +136,9 @@ def test_fp8_blocks_are_refused_where_their_tables_hold_launches(fake_tables: An
     blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     packaged.write_text(json.dumps(json.loads(packaged.read_text()) | {"quantization_config": blocks}))
     model = replace(MODEL, weights_bytes=MODEL.parameters)
-    with pytest.raises(SpecError, match=r"FP8 blocks: got 'vllm', allowed is sglang or trtllm"):
+    with pytest.raises(SpecError) as caught:
         operator_times(model, MACHINE)
+    assert_refused(caught.value, "FP8 blocks", "'vllm'", "sglang or trtllm")
     operator_times(model, MACHINE, backend="sglang")
     assert fake_tables.asked[-1]["fmha_quant_mode"] == "bfloat16"
 

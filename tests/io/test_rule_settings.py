@@ -9,6 +9,7 @@ from phasesplit.errors import SpecError
 from phasesplit.io.rule_settings import rules_from, rules_settings
 from phasesplit.io.text import Places, inside
 from phasesplit.scheduler.rules import Batching, Placement, Rules, Transfer
+from refusals import assert_refused
 
 
 def test_nothing_set_is_the_default() -> None:
@@ -50,30 +51,30 @@ def test_published_and_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "named"),
     [
-        ({"transfr": "auto"}, "rules, field transfr: unknown name 'transfr', did you mean transfer"),
-        ({"transfer": "fast"}, "rules, field transfer: got 'fast', allowed is one of auto, serialized, layerwise"),
-        ({"prefill_placement": "custom"}, "field prefill_placement: got 'custom', allowed is one of round-robin"),
-        ({"batch_requests": "many"}, "field batch_requests: got 'many', allowed is a whole number"),
-        ({"batch_requests": 1.5}, "field batch_requests: got 1.5, allowed is a whole number"),
-        ({"batch_requests": "1.5"}, "field batch_requests: got '1.5'"),
-        ({"batch_requests": True}, "field batch_requests: got True"),
-        ({"batch_requests": [1]}, r"field batch_requests: got \[1\]"),
-        ({"batch_requests": float("inf")}, "field batch_requests: got inf"),
-        ({"batch_requests": None}, "field batch_requests: got None"),
-        ({"kv_headroom": "nan"}, "field kv_headroom: got nan"),
-        ({"kv_headroom": 0.9}, "field kv_headroom: got 0.9, allowed is a share from 0 to 0.5"),
-        ({"published": "maybe"}, "field published: got 'maybe', allowed is true or false"),
-        ({"published": True, "transfer": "layerwise"}, "field transfer: got 'layerwise', allowed is only auto"),
-        ({1: 2}, "field 1: unknown name '1'"),
+        ({"transfr": "auto"}, ["transfr", "'transfr'", "transfer"]),
+        ({"transfer": "fast"}, ["transfer", "'fast'", "auto", "serialized", "layerwise"]),
+        ({"prefill_placement": "custom"}, ["prefill_placement", "'custom'", "round-robin"]),
+        ({"batch_requests": "many"}, ["batch_requests", "'many'", "whole number"]),
+        ({"batch_requests": 1.5}, ["batch_requests", "1.5", "whole number"]),
+        ({"batch_requests": "1.5"}, ["batch_requests", "'1.5'"]),
+        ({"batch_requests": True}, ["batch_requests", "True"]),
+        ({"batch_requests": [1]}, ["batch_requests", "[1]"]),
+        ({"batch_requests": float("inf")}, ["batch_requests", "inf"]),
+        ({"batch_requests": None}, ["batch_requests", "None"]),
+        ({"kv_headroom": "nan"}, ["kv_headroom", "nan"]),
+        ({"kv_headroom": 0.9}, ["kv_headroom", "0.9", "0 to 0.5"]),
+        ({"published": "maybe"}, ["published", "'maybe'", "true or false"]),
+        ({"published": True, "transfer": "layerwise"}, ["transfer", "'layerwise'", "auto"]),
+        ({1: 2}, ["1", "'1'"]),
     ],
 )
-def test_wrong_settings_name_the_field_and_what_is_allowed(settings: dict[Any, Any], message: str) -> None:
+def test_wrong_settings_name_the_field_and_what_is_allowed(settings: dict[Any, Any], named: list[str]) -> None:
     """A wrong setting would be taken for another, or its message would not say what to write."""
-    with pytest.raises(SpecError, match=message) as caught:
+    with pytest.raises(SpecError) as caught:
         rules_from(settings)
-    assert "\n" not in str(caught.value)
+    assert_refused(caught.value, *named)
 
 
 def test_the_message_names_the_file() -> None:

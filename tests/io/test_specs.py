@@ -11,6 +11,7 @@ from phasesplit.domain.machine import Link
 from phasesplit.errors import SpecError
 from phasesplit.io.schema import ClusterSpec, PoolSpec
 from phasesplit.io.specs import known_machines, known_models, load_cluster, load_machine, load_model, write_cluster
+from refusals import assert_refused
 
 MACHINE = {
     "name": "box",
@@ -185,38 +186,38 @@ def test_one_line_for_a_bad_machine_field(tmp_path: Path, change: dict[object, o
 def test_missing_and_misspelt_field(tmp_path: Path) -> None:
     """A missing field would be taken as 0, or a misspelt one reported only as missing."""
     without = {name: value for name, value in MACHINE.items() if name != "decode_w"}
-    with pytest.raises(SpecError, match="field decode_w is missing"):
+    with pytest.raises(SpecError) as caught:
         load_machine(_write(tmp_path / "box.yaml", without))
-    with pytest.raises(SpecError, match="line 12, tokens_w: unknown field, did you mean decode_w"):
+    assert_refused(caught.value, "decode_w", "missing")
+    with pytest.raises(SpecError) as caught:
         load_machine(_write(tmp_path / "box.yaml", without | {"tokens_w": 5}))
+    assert_refused(caught.value, "line 12", "tokens_w", "unknown", "decode_w")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "named"),
     [
-        ("", "a mapping of fields"),
-        ("- a\n- b\n", "a mapping of fields"),
-        ("hello", "a mapping of fields"),
-        ("name: a\nlayers: 2\nname: b\n", "line 3: field name is there twice"),
-        ("name: a\nsources:\n  layers: x\n  layers: y\n", "line 4: field layers is there twice"),
-        ("name: [a\n", "not YAML"),
-        ("name: a\n\tlayers: 2\n", "line 2: not YAML"),
-        ("a: &x [1]\nb: *x\n", "alias"),
-        ("? [a, b]\n: 1\n", "plain text"),
-        ("name: !!python/object:os.system x\n", "not YAML"),
-        ("[" * 5000, "not YAML"),
-        ("layers: " + "9" * 5000, "not YAML"),
-        ("name: a\n---\nname: b\n", "not YAML"),
+        ("", ["a mapping of fields"]),
+        ("- a\n- b\n", ["a mapping of fields"]),
+        ("hello", ["a mapping of fields"]),
+        ("name: a\nlayers: 2\nname: b\n", ["line 3", "name", "twice"]),
+        ("name: a\nsources:\n  layers: x\n  layers: y\n", ["line 4", "layers", "twice"]),
+        ("name: [a\n", ["not YAML"]),
+        ("name: a\n\tlayers: 2\n", ["line 2", "not YAML"]),
+        ("a: &x [1]\nb: *x\n", ["alias"]),
+        ("? [a, b]\n: 1\n", ["plain text"]),
+        ("name: !!python/object:os.system x\n", ["not YAML"]),
+        ("[" * 5000, ["not YAML"]),
+        ("layers: " + "9" * 5000, ["not YAML"]),
+        ("name: a\n---\nname: b\n", ["not YAML"]),
     ],
 )
-def test_one_line_for_text_that_is_not_a_spec(tmp_path: Path, text: str, says: str) -> None:
+def test_one_line_for_text_that_is_not_a_spec(tmp_path: Path, text: str, named: list[str]) -> None:
     """Broken YAML would end in a traceback, or a field named twice be taken silently."""
     path = _write(tmp_path / "model.yaml", text)
     with pytest.raises(SpecError) as caught:
         load_model(path)
-    assert says in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_refused(caught.value, str(path), *named)
 
 
 def test_one_line_for_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -237,19 +238,20 @@ def test_one_line_for_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "named"),
     [
-        ({"kv_heads": 3}, "divisor of query_heads"),
-        ({"active_parameters": 2e6}, "at most parameters"),
-        ({"experts": 2, "experts_per_token": 3}, "at most experts"),
-        ({"weights_bytes": "2 MW"}, "unit of w"),
-        ({"layer": 2}, "did you mean layers"),
+        ({"kv_heads": 3}, ["divisor of query_heads"]),
+        ({"active_parameters": 2e6}, ["at most parameters"]),
+        ({"experts": 2, "experts_per_token": 3}, ["at most experts"]),
+        ({"weights_bytes": "2 MW"}, ["unit of w"]),
+        ({"layer": 2}, ["did you mean", "layers"]),
     ],
 )
-def test_one_line_for_a_bad_model_field(tmp_path: Path, change: dict[str, object], says: str) -> None:
+def test_one_line_for_a_bad_model_field(tmp_path: Path, change: dict[str, object], named: list[str]) -> None:
     """A model that cannot exist would be planned for."""
-    with pytest.raises(SpecError, match=says):
+    with pytest.raises(SpecError) as caught:
         load_model(_write(tmp_path / "small.yaml", MODEL | change))
+    assert_refused(caught.value, *named)
 
 
 def test_own_model(tmp_path: Path) -> None:
@@ -304,31 +306,30 @@ def test_quantized_weights_take_fewer_bytes(tmp_path: Path, quantization: dict[s
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "named"),
     [
-        ({"model_type": "bloom"}, "model_type: got 'bloom'"),
-        ({"model_type": None}, "model_type"),
-        ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": -1}, "hidden_size: got -1"),
-        ({"hidden_size": True}, "hidden_size: got True"),
-        ({"hidden_size": 4096.5}, "hidden_size"),
-        ({"num_key_value_heads": 5}, "divisor of 32"),
-        ({"torch_dtype": "int3"}, "torch_dtype: got 'int3'"),
-        ({"torch_dtype": ["float16"]}, "torch_dtype"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
-        ({"quantization_config": "fp8"}, "quantization_config"),
-        ({"quantization_config": {"quant_method": "mystery"}}, "got 'mystery'"),
-        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "at most 2"),
+        ({"model_type": "bloom"}, ["model_type", "'bloom'"]),
+        ({"model_type": None}, ["model_type"]),
+        ({"hidden_size": None}, ["hidden_size", "missing"]),
+        ({"hidden_size": -1}, ["hidden_size", "got -1"]),
+        ({"hidden_size": True}, ["hidden_size", "True"]),
+        ({"hidden_size": 4096.5}, ["hidden_size"]),
+        ({"num_key_value_heads": 5}, ["divisor of 32"]),
+        ({"torch_dtype": "int3"}, ["torch_dtype", "'int3'"]),
+        ({"torch_dtype": ["float16"]}, ["torch_dtype"]),
+        ({"tie_word_embeddings": "no"}, ["tie_word_embeddings"]),
+        ({"quantization_config": "fp8"}, ["quantization_config"]),
+        ({"quantization_config": {"quant_method": "mystery"}}, ["'mystery'"]),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, ["at most 2"]),
     ],
 )
-def test_one_line_for_a_bad_config_json(tmp_path: Path, change: dict[str, object], says: str) -> None:
+def test_one_line_for_a_bad_config_json(tmp_path: Path, change: dict[str, object], named: list[str]) -> None:
     """A config.json that is not understood would give a wrong model or a traceback."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA_8B | change))
     with pytest.raises(SpecError) as caught:
         load_model(path)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_refused(caught.value, *named)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1, "a": 2}', "[" * 5000, "9" * 5000])
@@ -394,26 +395,25 @@ def test_cluster_paths_are_beside_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "named"),
     [
-        ({"pools": []}, "line 2, pools: got [], allowed is a list of pools"),
-        ({"pools": "many"}, "allowed is a list of pools"),
-        ({"pools": [{"role": "promt", "count": 1, "machine": "x"}]}, "line 3, pools[0].role: got 'promt'"),
-        ({"pools": [{"role": "prefill", "count": 0, "machine": "x"}]}, "line 4, pools[0].count: got 0"),
-        ({"pools": [{"role": "prefill", "machine": "x"}]}, "line 3, pools[0]: field count is missing"),
-        ({"pools": [{"role": "prefill", "count": 1, "machin": "x"}]}, "did you mean machine?"),
-        ({"pool": []}, "did you mean pools?"),
-        ({"rules": 3}, "line 6, rules: got 3, allowed is a mapping"),
-        ({"pools": [3]}, "pools[0]: got 3, allowed is a mapping"),
+        ({"pools": []}, ["line 2", "pools", "[]", "list of pools"]),
+        ({"pools": "many"}, ["list of pools"]),
+        ({"pools": [{"role": "promt", "count": 1, "machine": "x"}]}, ["line 3", "pools[0].role", "'promt'"]),
+        ({"pools": [{"role": "prefill", "count": 0, "machine": "x"}]}, ["line 4", "pools[0].count", "got 0"]),
+        ({"pools": [{"role": "prefill", "machine": "x"}]}, ["line 3", "pools[0]", "count", "missing"]),
+        ({"pools": [{"role": "prefill", "count": 1, "machin": "x"}]}, ["did you mean", "machine"]),
+        ({"pool": []}, ["did you mean", "pools"]),
+        ({"rules": 3}, ["line 6", "rules", "3", "mapping"]),
+        ({"pools": [3]}, ["pools[0]", "3", "mapping"]),
     ],
 )
-def test_one_line_for_a_bad_cluster(tmp_path: Path, change: dict[str, object], says: str) -> None:
+def test_one_line_for_a_bad_cluster(tmp_path: Path, change: dict[str, object], named: list[str]) -> None:
     """A bad cluster file would be planned with, or end in a traceback."""
     good = {"model": "bloom-176b", "pools": [{"role": "unsplit", "count": 1, "machine": "dgx-h100"}]}
     with pytest.raises(SpecError) as caught:
         load_cluster(_write(tmp_path / "cluster.yaml", good | change))
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_refused(caught.value, *named)
 
 
 @pytest.mark.parametrize(
@@ -443,26 +443,25 @@ def test_variants_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("dgx-h100/tp3", "tensor parallelism: got 3, allowed is 1, 2, 4 or 8"),
-        ("dgx-h100/tp0", "tensor parallelism: got 0"),
-        ("dgx-h100@19%", "power cap: got '19%', allowed is 20% to 100%"),
-        ("dgx-h100@101%", "power cap: got '101%'"),
-        ("dgx-h100/4", "allowed is NAME, NAME/tp4, NAME@50% or NAME/tp4@50%"),
-        ("dgx-h100@50", "allowed is NAME, NAME/tp4"),
-        ("dgx-h100@50%/tp4", "allowed is NAME, NAME/tp4"),
-        ("h100/tp", "allowed is NAME, NAME/tp4"),
-        ("dgx-h10/tp4", "unknown name 'dgx-h10', did you mean dgx-h100"),
-        ("none.yaml/tp4", "none.yaml: cannot be read"),
+        ("dgx-h100/tp3", ["tensor parallelism", "3", "1, 2, 4 or 8"]),
+        ("dgx-h100/tp0", ["tensor parallelism", "got 0"]),
+        ("dgx-h100@19%", ["power cap", "'19%'", "20% to 100%"]),
+        ("dgx-h100@101%", ["power cap", "'101%'"]),
+        ("dgx-h100/4", ["NAME", "NAME/tp4", "NAME@50% or NAME/tp4@50%"]),
+        ("dgx-h100@50", ["NAME", "NAME/tp4"]),
+        ("dgx-h100@50%/tp4", ["NAME", "NAME/tp4"]),
+        ("h100/tp", ["NAME", "NAME/tp4"]),
+        ("dgx-h10/tp4", ["'dgx-h10'", "dgx-h100"]),
+        ("none.yaml/tp4", ["none.yaml", "cannot be read"]),
     ],
 )
-def test_wrong_variants_are_one_line(text: str, message: str) -> None:
+def test_wrong_variants_are_one_line(text: str, named: list[str]) -> None:
     """A slice or a cap that there is not would be rounded to one that there is, or end in a traceback."""
     with pytest.raises(SpecError) as caught:
         load_machine(text)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_refused(caught.value, *named)
 
 
 def test_variants_stay_in_a_written_cluster(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from phasesplit.errors import SpecError
 from phasesplit.io.trace_writers import write_trace
 from phasesplit.io.traces import SkipCount, read_trace, read_trace_or_workload
 from phasesplit.io.workloads import load_workload, workload_names
+from refusals import assert_refused
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 shared = pytest.mark.shared
@@ -300,8 +301,9 @@ def test_missing_file_directory_and_unknown_workload_are_one_line(tmp_path: Path
     assert "cannot be read" in refusal(tmp_path)
     with pytest.raises(SpecError, match="azure-coding"):
         read_trace_or_workload("azure-codin")
-    with pytest.raises(SpecError, match="did you mean azure-coding"):
+    with pytest.raises(SpecError) as caught:
         load_workload("azure-codin")
+    assert_refused(caught.value, "did you mean", "azure-coding")
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
