@@ -19,16 +19,16 @@ import numpy as np
 
 from phasesplit.kv_transfer.block_pool import BlockPool
 from phasesplit.kv_transfer.calibration import link_text, measure_link
-from phasesplit.kv_transfer.channel import Channel, drive_receiver, drive_sender, wait_readable
+from phasesplit.kv_transfer.channel import Channel, wait_readable
 from phasesplit.kv_transfer.chooser import Mode, threshold_tokens
 from phasesplit.kv_transfer.endpoint import KvEndpoint
 from phasesplit.kv_transfer.layout import KvLayout, PeerInfo
 from phasesplit.kv_transfer.messages import ReservedBlocks
-from phasesplit.kv_transfer.receiver import Receiver
-from phasesplit.kv_transfer.sender import FRAME_BYTES, Sender
+from phasesplit.kv_transfer.receiver import Receiver, drive_receiver
+from phasesplit.kv_transfer.sender import FRAME_BYTES, Sender, drive_sender
 from phasesplit.kv_transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
 from phasesplit.kv_transfer.tcp import TcpListener, connect_tcp
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 from speed import about_machine
 
 # KV of Llama2-7B's shape in float16, but 8 layers: 16 tokens of a layer are 256 KiB.
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def small_transfers() -> None:
-    """Print the time from the order to the completion of one block, beside the same bytes and one back over TCP."""
+    """Print the time from the order to the completion of one block, next to the same bytes and one back over TCP."""
     print(f"\none block of {SMALL.block_bytes / 1024:.0f} KiB, from order to completion, 500 in a row")
     block = np.zeros(SMALL.block_bytes, np.uint8)
     with Peer("shared memory", SMALL, 16) as shared, Peer("tcp", SMALL, 16) as tcp, RawPeer(len(block)) as raw:
@@ -130,7 +130,7 @@ def exposed_times() -> None:
             pool = SharedPool(SMOL, EXPOSED_BLOCKS)
             pool.blocks[:] = 1
             endpoint = KvEndpoint(
-                PeerInfo(machine="prompt", epoch=1, layout=SMOL), pool, BlockPool(EXPOSED_BLOCKS), directory=folder
+                PeerInfo(machine="prefill", epoch=1, layout=SMOL), pool, BlockPool(EXPOSED_BLOCKS), directory=folder
             )
             for tokens in (64, 256, 1_024, 4_096):
                 products = max(1, round(tokens / FAST_TOKENS_PER_S / SMOL.layers / product_s))
@@ -174,8 +174,8 @@ class DecodeMachine:
         """Let an endpoint compute and send a prompt; return the time of its prefill phase, in seconds."""
         out = endpoint.outgoing
         self._pipe.send((key, tokens))
-        out.await_offer(key, "token", self._address, 1)
-        while out.state(key) is Departure.AWAITED:
+        out.await_offer(key, "decode", self._address, 1)
+        while out.state(key) is OutboundState.AWAITED:
             endpoint.poll()
         out.open(key, tuple(range(SMOL.blocks_for(tokens))))
         began = time.perf_counter()
@@ -186,10 +186,10 @@ class DecodeMachine:
         took_s = time.perf_counter() - began
         if mode is Mode.SERIALIZED:
             out.send_all(key)
-        while out.state(key) is Departure.SENT or out.state(key) is Departure.OPEN:
+        while out.state(key) is OutboundState.SENT or out.state(key) is OutboundState.OPEN:
             wait_readable(list(endpoint.descriptors()), 0.001)
             endpoint.poll()
-        if out.state(key) is not Departure.COMPLETED:
+        if out.state(key) is not OutboundState.COMPLETED:
             raise SystemExit(f"transfer failed: {out.why(key)}")
         out.forget(key)
         self._pipe.recv()
@@ -211,7 +211,7 @@ def take_in(name: str, folder: str, parent: Connection) -> None:
     pool.blocks[:] = 1
     over_tcp = name == "tcp"
     endpoint = KvEndpoint(
-        PeerInfo(machine="token", epoch=1, layout=SMOL),
+        PeerInfo(machine="decode", epoch=1, layout=SMOL),
         pool,
         BlockPool(EXPOSED_BLOCKS),
         directory=None if over_tcp else folder,
@@ -226,9 +226,9 @@ def take_in(name: str, folder: str, parent: Connection) -> None:
             if order is None:
                 break
             key, tokens = order
-            endpoint.incoming.expect(key, tokens, "prompt", wants_note=False)
+            endpoint.incoming.expect(key, tokens, "prefill", wants_note=False)
         endpoint.poll()
-        if key and endpoint.incoming.state(key) is Arrival.READY:
+        if key and endpoint.incoming.state(key) is InboundState.READY:
             endpoint.incoming.release(key)
             parent.send(key)
             key = ""
@@ -263,7 +263,7 @@ class Peer:
         blocks = layout.blocks_for(tokens)
         shape = (layout.layers, blocks, layout.block_bytes)
         pool = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
-        self._sender = Sender(PeerInfo(machine="prompt", epoch=1, layout=layout), pool)
+        self._sender = Sender(PeerInfo(machine="prefill", epoch=1, layout=layout), pool)
         self._blocks = tuple(range(blocks))
         self._tokens = tokens
         self._number = 0
@@ -277,9 +277,9 @@ class Peer:
         reservation = ReservedBlocks("decode", 1, self._number, self._tokens, self._blocks)
         self._sender.open(reservation, self._blocks, time.monotonic() + 60.0)
         self._sender.send_all(reservation)
-        while self._sender.state(reservation) not in (Departure.COMPLETED, Departure.FAILED):
+        while self._sender.state(reservation) not in (OutboundState.COMPLETED, OutboundState.FAILED):
             self._poll()
-        if self._sender.state(reservation) is Departure.FAILED:
+        if self._sender.state(reservation) is OutboundState.FAILED:
             raise SystemExit(f"transfer failed: {self._sender.why(reservation)}")
         self._sender.forget(reservation)
 
@@ -303,9 +303,9 @@ def receive(transport: str, layout: KvLayout, tokens: int, path: str, parent: Co
     stay_on(1)
     blocks = layout.blocks_for(tokens)
     pool = SharedPool(layout, blocks)
-    receiver = Receiver(PeerInfo(machine="token", epoch=1, layout=layout), pool.blocks)
+    receiver = Receiver(PeerInfo(machine="decode", epoch=1, layout=layout), pool.blocks)
     listener = TcpListener() if transport == "tcp" else SharedMemoryListener(path, pool)
-    held = receiver.reserve("r", tokens, "prompt", time.monotonic())
+    held = receiver.reserve("r", tokens, "prefill", time.monotonic())
     parent.send(listener.address if isinstance(listener, TcpListener) else path)
     wait_readable([listener.fileno()], 10.0)
     channel = listener.accept()
@@ -316,7 +316,7 @@ def receive(transport: str, layout: KvLayout, tokens: int, path: str, parent: Co
         drive_receiver(receiver, {0: channel}, time.monotonic())
         if receiver.layers_arrived(held.transfer) == layout.layers:
             receiver.release(held.transfer, time.monotonic())
-            held = receiver.reserve("r", tokens, "prompt", time.monotonic())
+            held = receiver.reserve("r", tokens, "prefill", time.monotonic())
     listener.close()
 
 

@@ -37,7 +37,7 @@ TURNS = 20_000
 
 
 class StandIn:
-    """Writes each token and its place as its KV; logits hang on all the KV that a row reads, which must be right."""
+    """Writes each token and its place as its KV; logits depend on all the KV that a row reads, which must be right."""
 
     def __init__(self, config: ModelConfig, cache: KvCache) -> None:
         self._config, self._values = config, cache.values
@@ -80,7 +80,7 @@ class Machine:
         epoch: int = 1,
         way: str = "shared-memory",
         folder: str = "",
-        patience: TransferTimeouts | None = None,
+        timeouts: TransferTimeouts | None = None,
         **options: Any,
     ) -> None:
         layout = kv_layout(config, "tiny")
@@ -96,7 +96,7 @@ class Machine:
                 self.free,
                 directory=folder if way == "shared-memory" else None,
                 tcp=("127.0.0.1", 0) if way == "tcp" else None,
-                patience=patience or TransferTimeouts(),
+                timeouts=timeouts or TransferTimeouts(),
                 poison=forward is StandIn,  # not-a-number, which kernels multiply by zero
             )
         rules = Rules(
@@ -134,7 +134,7 @@ class Machine:
 
 
 class Heard:
-    """What a request was told."""
+    """The events of a request."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -201,9 +201,9 @@ class Pair:
 
     def __init__(self, way: str = "shared-memory", **options: Any) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.prompt = Machine("p", way=way, folder=self.folder.name, **options)
-        self.token = Machine("t", way=way, folder=self.folder.name, **options)
-        self.machines = (self.prompt, self.token)
+        self.prefill = Machine("p", way=way, folder=self.folder.name, **options)
+        self.decode = Machine("t", way=way, folder=self.folder.name, **options)
+        self.machines = (self.prefill, self.decode)
 
     def __enter__(self) -> "Pair":
         return self
@@ -214,7 +214,7 @@ class Pair:
         self.folder.cleanup()
 
     def submit(self, request: WorkerRequest, key: str = "r.0") -> tuple[Heard, Heard]:
-        """Send both legs of a request; return what each is told."""
+        """Send both legs of a request; return the events of each."""
         legs = Heard(), Heard()
         self.submit_decode(request, key, legs[1])
         self.submit_prefill(request, key, legs[0])
@@ -222,18 +222,18 @@ class Pair:
 
     def submit_prefill(self, request: WorkerRequest, key: str, heard: Heard) -> None:
         """Send the prefill leg, as the gateway derives it."""
-        assert self.token.endpoint is not None
-        where = self.token.endpoint.address
+        assert self.decode.endpoint is not None
+        where = self.decode.endpoint.address
         address = Address(where["boot_id"], where["unix"], tuple(where["tcp"]) if where["tcp"] else None)
         sampling = replace(request.sampling, min_tokens=min(request.resumed_tokens + 1, request.sampling.min_tokens))
-        transfer = SendKv(key, "t", self.token.epoch, address)
-        self.prompt.engine.submit(key, replace(request, max_tokens=1, sampling=sampling, transfer=transfer), heard)
+        transfer = SendKv(key, "t", self.decode.epoch, address)
+        self.prefill.engine.submit(key, replace(request, max_tokens=1, sampling=sampling, transfer=transfer), heard)
 
     def submit_decode(self, request: WorkerRequest, key: str, heard: Heard) -> None:
         """Send the decode leg, as the gateway derives it."""
-        transfer = TakeKv(key, "p", self.prompt.epoch)
+        transfer = TakeKv(key, "p", self.prefill.epoch)
         fields = {"echo": False, "prompt_logprobs": None, "transfer": transfer}
-        self.token.engine.submit(key, replace(request, **fields), heard)
+        self.decode.engine.submit(key, replace(request, **fields), heard)
 
     def run_until(self, holds: Callable[[], bool]) -> None:
         """Take turns until something holds."""

@@ -69,7 +69,7 @@ def test_all_come_to_the_right_end(seed: int, way: str) -> None:
         "batch_prompt_tokens": (32, 48, 2_048)[seed % 3],
         "threshold_tokens": (0, 60, 10_000)[seed // 2],
         "prefix_identity": b"tiny" if seed % 2 else None,
-        "patience": SHORT,
+        "timeouts": SHORT,
     }
     with tempfile.TemporaryDirectory() as folder:  # the paths of sockets are short
         machines = [Machine(name, way=way, folder=folder, **options) for name in "abc"]

@@ -17,7 +17,7 @@ from phasesplit.engine.iteration import Batch
 from phasesplit.engine.packed import packed_model
 from phasesplit.engine.sampling import Sampling
 from phasesplit.kv_transfer.messages import TransferTimeouts
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 from phasesplit.protocol.worker import Address, SendKv, TakeKv
 from phasesplit.scheduler.rules import Batching
 
@@ -86,7 +86,7 @@ def test_lengths_around_the_block_size(
             pair.run_until(lambda legs=legs: legs[0].has(KvLeft) and legs[1].finished is not None)
             require_equal(served(alone, request), *legs)
         pair.settle()
-        sent = pair.prompt.engine.facts()
+        sent = pair.prefill.engine.facts()
         assert sent.layerwise + sent.serialized == len(LENGTHS)
         assert (sent.layerwise if threshold_tokens == 0 else sent.serialized) >= len(LENGTHS) - 1
 
@@ -144,7 +144,7 @@ def test_many_at_once(model: dict[str, Any], batching: Batching, threshold_token
             turn(*pair.machines)
         pair.run_until(lambda: all(legs[key][1].finished or legs[key][1].bad for key in legs))
         pair.settle()
-        assert pair.token.engine.facts().evictions > 0
+        assert pair.decode.engine.facts().evictions > 0
         alone = Machine(**model)
         for key, request in requests.items():
             require_equal(served(alone, request), *legs[key])
@@ -164,26 +164,26 @@ def test_prompt_that_began_before_its_offer_came() -> None:
     with Pair(threshold_tokens=0) as pair:
         legs = Heard(), Heard()
         states = []
-        run = pair.prompt.forward.run
+        run = pair.prefill.forward.run
 
         def offered_in_mid_pass(batch: Batch, after_layer: Callable[[int], None]) -> NDArray[np.float32]:
             def after(layer: int) -> None:
                 if layer == 1:
                     pair.submit_decode(request, "late", legs[1])
                     for _ in range(5):
-                        turn(pair.token)
-                        pair.prompt.endpoint.poll()
+                        turn(pair.decode)
+                        pair.prefill.endpoint.poll()
                 after_layer(layer)
-                states.append(pair.prompt.endpoint.outgoing.state("late"))
+                states.append(pair.prefill.endpoint.outgoing.state("late"))
 
             return run(batch, after)
 
-        pair.prompt.forward.run = offered_in_mid_pass
+        pair.prefill.forward.run = offered_in_mid_pass
         pair.submit_prefill(request, "late", legs[0])
         pair.run_until(lambda: legs[0].has(KvLeft) and legs[1].finished is not None)
         require_equal(served(Machine(), request), *legs)
-        assert states == [Departure.AWAITED, Departure.OPEN]
-        assert pair.prompt.engine.facts().layerwise == 1
+        assert states == [OutboundState.AWAITED, OutboundState.OPEN]
+        assert pair.prefill.engine.facts().layerwise == 1
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -205,12 +205,12 @@ def test_aborts_at_random_leave_nothing(seed: int, way: str) -> None:
                 turn(*pair.machines)
             if left and left[0] in requests and rng.random() < 0.8:
                 key = left.pop(0)
-                for machine in rng.permutation([pair.prompt, pair.token]):
+                for machine in rng.permutation([pair.prefill, pair.decode]):
                     machine.engine.abort(key)
                     turn(*pair.machines)
         for key in left:
-            pair.prompt.engine.abort(key)
-            pair.token.engine.abort(key)
+            pair.prefill.engine.abort(key)
+            pair.decode.engine.abort(key)
         pair.run_until(lambda: all(legs[key][1].finished for key in requests.keys() - doomed))
         pair.settle()
         alone = Machine()
@@ -227,13 +227,13 @@ def test_blocks_that_are_still_written_to_stay_booked() -> None:
         pair.submit_decode(asked(prompt(150), 5), "r", legs[1])
         turn(*pair.machines)
         pair.submit_prefill(asked(prompt(150), 5), "r", legs[0])
-        pair.run_until(lambda: pair.token.endpoint.incoming.state("r") is Arrival.RECEIVING)
-        pair.token.engine.abort("r")
-        facts = pair.token.engine.facts()
+        pair.run_until(lambda: pair.decode.endpoint.incoming.state("r") is InboundState.RECEIVING)
+        pair.decode.engine.abort("r")
+        facts = pair.decode.engine.facts()
         assert (facts.held, facts.used_blocks) == ({"r": 5}, 5)
         again = Heard()
         pair.submit_decode(asked(prompt(150), 5), "r", again)
-        turn(pair.token)
+        turn(pair.decode)
         assert again.bad[0].status == 409
         pair.settle()
 
@@ -245,18 +245,20 @@ def test_blocks_that_are_still_read_stay_booked() -> None:
         pair.submit_decode(asked(prompt(150), 5), "r", legs[1])
         turn(*pair.machines)
         pair.submit_prefill(asked(prompt(150), 5), "r", legs[0])
-        may_free = pair.prompt.endpoint.outgoing.may_free
-        pair.prompt.endpoint.outgoing.may_free = lambda _: False
-        pair.run_until(lambda: pair.prompt.endpoint.outgoing.state("r") not in (Departure.AWAITED, Departure.OFFERED))
-        pair.prompt.engine.abort("r")
+        may_free = pair.prefill.endpoint.outgoing.may_free
+        pair.prefill.endpoint.outgoing.may_free = lambda _: False
+        pair.run_until(
+            lambda: pair.prefill.endpoint.outgoing.state("r") not in (OutboundState.AWAITED, OutboundState.OFFERED)
+        )
+        pair.prefill.engine.abort("r")
         for _ in range(3):
             turn(*pair.machines)
-        facts = pair.prompt.engine.facts()
-        assert (facts.held, facts.used_blocks, pair.prompt.free.used) == ({"r": 5}, 5, 5)
+        facts = pair.prefill.engine.facts()
+        assert (facts.held, facts.used_blocks, pair.prefill.free.used) == ({"r": 5}, 5, 5)
         assert not legs[0].has(KvLeft)
-        pair.prompt.endpoint.outgoing.may_free = may_free
+        pair.prefill.endpoint.outgoing.may_free = may_free
         pair.run_until(lambda: legs[0].has(KvLeft))
-        pair.token.engine.abort("r")
+        pair.decode.engine.abort("r")
         pair.settle()
 
 
@@ -264,14 +266,14 @@ def test_blocks_that_are_still_read_stay_booked() -> None:
 @pytest.mark.parametrize("turns", range(7))
 def test_prompt_machine_is_gone(way: str, turns: int) -> None:
     """Tokens would come from KV that never arrived whole, or its place would stay taken."""
-    with Pair(way, threshold_tokens=0, batch_prompt_tokens=32, patience=SHORT) as pair:
+    with Pair(way, threshold_tokens=0, batch_prompt_tokens=32, timeouts=SHORT) as pair:
         heard = [pair.submit(asked(prompt(150, n), 40), f"r{n}")[1] for n in range(3)]
         for _ in range(turns):
             turn(*pair.machines)
-        pair.prompt.close()
-        turn_until(lambda: all(one.finished or one.bad for one in heard), pair.token)
-        turn_until(lambda: not pair.token.engine.facts().held, pair.token)
-        pair.token.require_empty()
+        pair.prefill.close()
+        turn_until(lambda: all(one.finished or one.bad for one in heard), pair.decode)
+        turn_until(lambda: not pair.decode.engine.facts().held, pair.decode)
+        pair.decode.require_empty()
         alone = Machine()
         for number, one in enumerate(heard):
             whole = served(alone, asked(prompt(150, number), 40))
@@ -283,32 +285,32 @@ def test_prompt_machine_is_gone(way: str, turns: int) -> None:
 @pytest.mark.parametrize("turns", range(7))
 def test_token_machine_is_gone(way: str, turns: int) -> None:
     """The prefill machine would keep KV for a machine that is gone, or take its neighbours down with it."""
-    with Pair(way, threshold_tokens=0, batch_prompt_tokens=32, patience=SHORT) as pair:
+    with Pair(way, threshold_tokens=0, batch_prompt_tokens=32, timeouts=SHORT) as pair:
         heard = [pair.submit(asked(prompt(150, n), 400), f"r{n}")[0] for n in range(3)]
         whole = Heard()
-        pair.prompt.engine.submit("whole", asked(prompt(50), 20), whole)
+        pair.prefill.engine.submit("whole", asked(prompt(50), 20), whole)
         for _ in range(turns):
             turn(*pair.machines)
-        pair.token.close()
-        turn_until(lambda: all(one.has(KvLeft) for one in heard) and whole.finished is not None, pair.prompt)
-        pair.prompt.require_empty()
+        pair.decode.close()
+        turn_until(lambda: all(one.has(KvLeft) for one in heard) and whole.finished is not None, pair.prefill)
+        pair.prefill.require_empty()
         assert whole.ids == served(Machine(), asked(prompt(50), 20)).ids
 
 
 def test_prompt_that_never_comes_is_given_up() -> None:
     """A decode machine would hold room for ever for a prefill machine that stays silent."""
-    patience = TransferTimeouts(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)
-    with Pair(patience=patience) as pair:
+    timeouts = TransferTimeouts(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)
+    with Pair(timeouts=timeouts) as pair:
         heard = Heard()
         pair.submit_decode(asked(prompt(40), 4), "silent", heard)
-        turn_until(lambda: bool(heard.bad), pair.token)
-        turn_until(lambda: not pair.token.engine.facts().held, pair.token)
-        pair.token.require_empty()
+        turn_until(lambda: bool(heard.bad), pair.decode)
+        turn_until(lambda: not pair.decode.engine.facts().held, pair.decode)
+        pair.decode.require_empty()
 
 
 def test_offer_that_never_comes_is_given_up() -> None:
     """A prefill machine would keep KV for ever for a decode machine that never offers room."""
-    with Pair(patience=TransferTimeouts(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)) as pair:
+    with Pair(timeouts=TransferTimeouts(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)) as pair:
         heard = Heard()
         pair.submit_prefill(asked(prompt(40), 4), "silent", heard)
         pair.run_until(lambda: heard.has(KvLeft))
@@ -320,7 +322,7 @@ def test_stale_peer_is_refused() -> None:
     """KV would be sent to a machine that has started anew since the pair was made."""
     with Pair(epoch=5) as pair:
         served_split(pair, asked(prompt(10), 2), "first")
-        pair.token.epoch = 4
+        pair.decode.epoch = 4
         heard = Heard()
         pair.submit_prefill(asked(prompt(10), 2), "second", heard)
         turn(*pair.machines)
@@ -331,8 +333,8 @@ def test_stale_peer_is_refused() -> None:
 def test_known_prefixes_make_room_for_what_arrives() -> None:
     """KV that comes from elsewhere would be refused for the sake of prompts that are only kept."""
     with Pair(prefix_identity=b"tiny", blocks=10) as pair:
-        served(pair.token, asked(prompt(290), 2))
-        assert pair.token.engine.facts().kept_blocks == 9
+        served(pair.decode, asked(prompt(290), 2))
+        assert pair.decode.engine.facts().kept_blocks == 9
         request = asked(prompt(150), 5)
         require_equal(served(Machine(), request), *served_split(pair, request))
         pair.settle()
@@ -342,7 +344,7 @@ def test_prompt_evicted_while_its_kv_leaves_fails() -> None:
     """Blocks would be given to others while the decode machine still reads the prompt's KV from them."""
     with Pair(blocks=7, batch_prompt_tokens=16, threshold_tokens=0) as pair:
         whole, legs, request = Heard(), (Heard(), Heard()), asked(prompt(150), 20)
-        pair.prompt.engine.submit("whole", asked(prompt(56), 100), whole)
+        pair.prefill.engine.submit("whole", asked(prompt(56), 100), whole)
         pair.run_until(lambda: len(whole.ids) > 1)
         pair.submit_decode(request, "r", legs[1])
         turn(*pair.machines)
@@ -358,8 +360,8 @@ def test_prompt_evicted_while_its_kv_leaves_fails() -> None:
 def test_first_token_that_is_none_fails(note: bytes) -> None:
     """A defect of the prefill machine would end the decode machine's engine, or become text."""
     with Pair() as pair:
-        send = pair.prompt.endpoint.outgoing.note
-        pair.prompt.endpoint.outgoing.note = lambda key, _: send(key, note)
+        send = pair.prefill.endpoint.outgoing.note
+        pair.prefill.endpoint.outgoing.note = lambda key, _: send(key, note)
         _, token = served_split(pair, asked(prompt(40), 5))
         assert not token.ids
         assert isinstance(token.bad[0], Failed)
@@ -373,12 +375,12 @@ def test_machines_full_of_kv_for_each_other_go_on() -> None:
         first, second, third = Heard(), Heard(), Heard()
         request = asked(prompt(150), 5)
         pair.submit_prefill(request, "there", first)
-        where = pair.prompt.endpoint.address
+        where = pair.prefill.endpoint.address
         back = SendKv("back", "p", 1, Address(where["boot_id"], where["unix"], None))
-        pair.token.engine.submit("back", replace(request, max_tokens=1, transfer=back), second)
+        pair.decode.engine.submit("back", replace(request, max_tokens=1, transfer=back), second)
         pair.run_until(lambda: bool(first.ids) and bool(second.ids))
         pair.submit_decode(request, "there", third)
-        pair.prompt.engine.submit("back", replace(request, transfer=TakeKv("back", "t", 1)), Heard())
+        pair.prefill.engine.submit("back", replace(request, transfer=TakeKv("back", "t", 1)), Heard())
         for _ in range(20):
             turn(*pair.machines)
         assert not third.bad
@@ -398,5 +400,5 @@ def test_known_prefix_leaves_too() -> None:
         for number in range(4):
             request = asked(start + prompt(30 * number, number), 5)
             require_equal(served(Machine(), request), *served_split(pair, request, f"r{number}"))
-        assert sum(pair.prompt.forward.rows) < 100 + 130 + 160 + 190 - 3 * 96 + 1
+        assert sum(pair.prefill.forward.rows) < 100 + 130 + 160 + 190 - 3 * 96 + 1
         pair.settle()

@@ -21,7 +21,7 @@ from phasesplit.kv_transfer.channel import Condition
 from phasesplit.kv_transfer.messages import LONGEST_TEXT_BYTES, Message, MessageKind, NoRoomError, ReleaseReason
 from phasesplit.kv_transfer.receiver import POISON
 from phasesplit.kv_transfer.tcp import TcpChannel
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 from waiting import PATIENCE_S, eventually
 
 WITH_PROCESSES = ["shared-memory", "tcp"]
@@ -98,7 +98,7 @@ def test_a_transfer_is_whole_only_with_its_last_layer(open_wire: OpenWire) -> No
         assert wire.receiver.layers_arrived(reservation.transfer) == layer
         with pytest.raises(TransferError, match="may not be read"):
             wire.receiver.take(reservation.transfer)
-        assert wire.sender.state(reservation) is Departure.OPEN
+        assert wire.sender.state(reservation) is OutboundState.OPEN
         wire.sender.send(reservation, layer, 2)
         eventually(lambda layer=layer: wire.receiver.layers_arrived(reservation.transfer) == layer + 1, wire.both)
     wire.finish(reservation)
@@ -116,10 +116,10 @@ def test_a_transfer_with_a_note_is_whole_only_with_it(open_wire: OpenWire, noted
         else:
             wire.sender.send(reservation, layer if layer < noted_after else layer - 1)
         if layer < 3:
-            eventually(lambda: wire.receiver.state(reservation.transfer) is Arrival.RECEIVING, wire.both)
+            eventually(lambda: wire.receiver.state(reservation.transfer) is InboundState.RECEIVING, wire.both)
             wire.settle()
-            assert wire.receiver.state(reservation.transfer) is Arrival.RECEIVING
-            assert wire.sender.state(reservation) is Departure.OPEN
+            assert wire.receiver.state(reservation.transfer) is InboundState.RECEIVING
+            assert wire.sender.state(reservation) is OutboundState.OPEN
     wire.finish(reservation)
     assert wire.receiver.note(reservation.transfer).decode() == "t\u00f6ken 7"
     assert np.array_equal(wire.bytes_of(reservation), wire.expected(reservation))
@@ -156,12 +156,12 @@ def test_an_offer_reaches_its_sender_and_can_be_withdrawn(open_wire: OpenWire, o
     if ordered == "after":
         wire.sender.await_offer("r", 1_000.0)
     wire.receiver.abort(reservation.transfer, 0.0, "no use")
-    eventually(lambda: wire.receiver.state(reservation.transfer) is Arrival.RELEASED, wire.both)
+    eventually(lambda: wire.receiver.state(reservation.transfer) is InboundState.RELEASED, wire.both)
     assert wire.sender.offer("foreign") is None
     if ordered == "never":
         assert wire.sender.offer("r") is None
     else:
-        assert wire.sender.state("r") is Departure.FAILED
+        assert wire.sender.state("r") is OutboundState.FAILED
         assert wire.sender.why("r") == "no use"
 
 
@@ -174,7 +174,7 @@ def test_a_sender_that_gives_up_frees_what_was_offered(open_wire: OpenWire, step
         wire.sender.abort("r", "the prompt failed")
     reservation = wire.receiver.reserve("r", 16, "prefill-0", 0.0, offer=True)
     if step != "awaited":
-        eventually(lambda: wire.sender.state("r") is Departure.OFFERED, wire.both)
+        eventually(lambda: wire.sender.state("r") is OutboundState.OFFERED, wire.both)
     if step in ("open", "layer"):
         wire.sender.open(reservation, wire.sources(reservation), 1_000.0)
     if step == "layer":
@@ -220,11 +220,11 @@ def test_abort_in_every_state(open_wire: OpenWire, side: str, layers: int, settl
         wire.settle()
     done = side == "sender" and layers == 3 and settled
     if not done:
-        eventually(lambda: wire.receiver.state(reservation.transfer) is Arrival.RELEASED, wire.both)
+        eventually(lambda: wire.receiver.state(reservation.transfer) is InboundState.RELEASED, wire.both)
         with pytest.raises(TransferError):
             wire.receiver.take(reservation.transfer)
         assert (wire.pool[:, list(reservation.blocks)] == POISON).all()
-    ended = Departure.COMPLETED if layers == 3 and settled else Departure.FAILED
+    ended = OutboundState.COMPLETED if layers == 3 and settled else OutboundState.FAILED
     assert wire.sender.state(reservation) is ended
     wire.sender.send_all(other)
     wire.finish(other)
@@ -264,9 +264,9 @@ def test_frame_outside_its_reservation_fails_that_transfer_alone(open_wire: Open
     wire.sender._queue.clear()  # the receiver is not told
     wire.sender.open(lie, (0, 1), 1_000.0)
     wire.sender.send(lie, 0)
-    eventually(lambda: wire.sender.state(lie) is Departure.FAILED, wire.both)
+    eventually(lambda: wire.sender.state(lie) is OutboundState.FAILED, wire.both)
     assert "outside the reservation" in wire.sender.why(lie)
-    eventually(lambda: wire.receiver.state(reservation.transfer) is Arrival.RELEASED, wire.both)
+    eventually(lambda: wire.receiver.state(reservation.transfer) is InboundState.RELEASED, wire.both)
     assert wire.receiver.leases.released == {ReleaseReason.REFUSED: 1}
     wire.sender.send_all(other)
     wire.finish(other)
@@ -280,7 +280,7 @@ def test_corruption_is_found(open_wire: OpenWire) -> None:
     wire.sender.send(reservation, 0)
     assert wire.sender.head() is not None
     wire.source[0, -1, 7] ^= 1
-    eventually(lambda: wire.sender.state(reservation) is Departure.FAILED, wire.both)
+    eventually(lambda: wire.sender.state(reservation) is OutboundState.FAILED, wire.both)
     assert "wrong checksum" in wire.sender.why(reservation)
     eventually(lambda: wire.receiver.used_bytes == 0, wire.both)
     assert wire.receiver.leases.released == {ReleaseReason.REFUSED: 1}
@@ -321,7 +321,7 @@ def test_stale_epoch_is_refused(open_wire: OpenWire) -> None:
         wire.sender.open(replace(reservation, epoch=0), (0, 1), 1_000.0)
     wire.channel.offer(Message(MessageKind.ABORT, 0, reservation.transfer), None)
     eventually(lambda: wire.receiver.absorbed["stale epoch"] == 1, wire.both)
-    assert wire.receiver.state(reservation.transfer) is Arrival.RESERVED
+    assert wire.receiver.state(reservation.transfer) is InboundState.RESERVED
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_stale_epoch_is_refused(open_wire: OpenWire) -> None:
     ],
 )
 def test_mismatch_is_refused_at_registration(open_wire: OpenWire, field: str, value: object) -> None:
-    """Machines whose blocks differ would exchange them, or nobody would be told which field differs."""
+    """Machines whose blocks differ would exchange them, or nobody would learn which field differs."""
     wire = open_wire(theirs=replace(LAYOUT, **{field: value}))
     ours = getattr(LAYOUT, field)
     assert f"layout {field}: ours is {ours!r}, the peer's is {value!r}" in wire.sender.lost_because
@@ -357,7 +357,7 @@ def test_every_end_of_a_channel_is_a_failure(open_wire: OpenWire, end: str, laye
     for layer in range(layers):
         wire.sender.send(reservation, layer)
     (wire.channel if end == "sender" else wire.channels[0]).close()
-    eventually(lambda: wire.sender.state(reservation) is Departure.FAILED, wire.both)
+    eventually(lambda: wire.sender.state(reservation) is OutboundState.FAILED, wire.both)
     eventually(lambda: wire.receiver.used_bytes == 0, wire.both)
     assert wire.receiver.leases.released == {ReleaseReason.PEER_LOST: 1}
     assert wire.channel.condition is not Condition.OPEN
@@ -372,8 +372,8 @@ def test_lease_expires_without_heartbeats_only(open_wire: OpenWire) -> None:
         wire.now_s = now_s
         wire.sender.heartbeat()
         wire.settle()
-    assert wire.receiver.state(alive.transfer) is Arrival.RESERVED
-    eventually(lambda: wire.receiver.state(silent.transfer) is Arrival.RELEASED, wire.both)
+    assert wire.receiver.state(alive.transfer) is InboundState.RESERVED
+    eventually(lambda: wire.receiver.state(silent.transfer) is InboundState.RELEASED, wire.both)
     assert wire.receiver.leases.released == {ReleaseReason.EXPIRED: 1}
 
 
@@ -388,7 +388,7 @@ def test_what_has_arrived_waits_for_its_reader_alone(open_wire: OpenWire) -> Non
     wire.now_s = 100.0
     wire.receiver.reserve("another", 8, "prefill-0", wire.now_s)
     wire.settle()
-    assert wire.receiver.state(read.transfer) is Arrival.READING
+    assert wire.receiver.state(read.transfer) is InboundState.READING
     assert wire.receiver.take(unread.transfer) == unread.blocks
     assert blocks == read.blocks
     assert not wire.receiver.leases.released
@@ -449,7 +449,7 @@ def test_source_blocks_are_kept_until_the_channel_has_read_them(open_wire: OpenW
         wires.drive_sender(wire.sender, wire.channel, 0.0)
     assert not wire.sender.may_free(reservation, channel_idle=wire.channel.flush())
     wire.sender.abort(reservation)
-    assert wire.sender.state(reservation) is Departure.FAILED
+    assert wire.sender.state(reservation) is OutboundState.FAILED
     partly_sent = not wire.channel.flush()
     assert wire.transport == "nixl" or partly_sent == isinstance(wire.channel, TcpChannel)
     assert wire.sender.may_free(reservation, channel_idle=wire.channel.flush()) != partly_sent
@@ -529,7 +529,7 @@ def kill_in_mid_transfer(transport: str, layers: int) -> None:
         assert np.array_equal(end.bytes_of(reservation), wires.needles(LAYOUT, 16)[:, list(reservation.blocks)])
         end.receiver.release(reservation.transfer, 0.0)
     else:
-        end.now_s = 31.0  # it may have died before it had registered: then only the lease can tell
+        end.now_s = 31.0  # it may have ended before it had registered: then only the lease runs out
         end.step()
         with pytest.raises(TransferError):
             end.receiver.take(reservation.transfer)

@@ -21,7 +21,7 @@ from kv_transfer.pairs import WAYS, Machine
 from kv_transfer.wires import BLOCKS, LAYOUT, needles, open_sockets
 from phasesplit.kv_transfer.block_pool import Use
 from phasesplit.kv_transfer.messages import TransferTimeouts
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 from waiting import eventually
 
 SHORT = TransferTimeouts(lease_s=0.3, heartbeat_s=0.1, answer_s=0.5, transfer_s=0.6)
@@ -83,7 +83,7 @@ def machine(request: pytest.FixtureRequest, clock: StandingClock) -> Iterator[Ma
     way = request.param
     name = "decode-0" if "sender" in request.node.name else "prefill-0"
     with tempfile.TemporaryDirectory(prefix="kv") as folder:
-        here = Machine(name, way, folder, clock, patience=SHORT)
+        here = Machine(name, way, folder, clock, timeouts=SHORT)
         here.way = way
         yield here
         here.close()
@@ -94,7 +94,7 @@ def machine(request: pytest.FixtureRequest, clock: StandingClock) -> Iterator[Ma
 @pytest.mark.parametrize("layers", [0, 2])
 def test_sender_that_dies_or_stops(machine: Machine, clock: StandingClock, how: signal.Signals, layers: int) -> None:
     """The decode machine would wait for ever for a prefill machine that is gone, or read half a prompt."""
-    with another("prompt", machine.way, json.dumps(machine.endpoint.address), str(layers)) as (process, heard):
+    with another("prefill", machine.way, json.dumps(machine.endpoint.address), str(layers)) as (process, heard):
         eventually(lambda: hears(process, heard, 1), machine.endpoint.poll)
         machine.incoming.expect("r", 16, "prefill-0")
         arrived = functools.partial(machine.incoming._receiver.layers_arrived, 1)
@@ -102,7 +102,7 @@ def test_sender_that_dies_or_stops(machine: Machine, clock: StandingClock, how: 
         process.send_signal(how)
         if how is signal.SIGSTOP:
             clock.start()
-        over = (Arrival.DRAINING, Arrival.RELEASED)
+        over = (InboundState.DRAINING, InboundState.RELEASED)
         eventually(lambda: machine.incoming.state("r") in over, machine.endpoint.poll)
         assert machine.incoming.why("r") == ("no heartbeat" if how is signal.SIGSTOP else "the sender is gone")
         if how is signal.SIGSTOP and machine.way == "shared-memory":
@@ -117,10 +117,10 @@ def test_sender_that_dies_or_stops(machine: Machine, clock: StandingClock, how: 
 def test_receiver_that_dies_or_stops(machine: Machine, clock: StandingClock, how: signal.Signals) -> None:
     """The prefill machine would keep its KV for a decode machine that is gone, or send on for ever."""
     machine.pool[:] = needles(LAYOUT, BLOCKS)
-    with another("token", machine.way) as (process, heard):
+    with another("decode", machine.way) as (process, heard):
         eventually(lambda: hears(process, heard, 1))
         machine.outgoing.await_offer("r", "decode-0", json.loads(heard[0]), 1)
-        eventually(lambda: machine.outgoing.state("r") is Departure.OFFERED, machine.endpoint.poll)
+        eventually(lambda: machine.outgoing.state("r") is OutboundState.OFFERED, machine.endpoint.poll)
         machine.outgoing.open("r", machine.free.hold("r", Use.SEND, 4).blocks)
         machine.outgoing.send_layer("r", 0)
         eventually(lambda: hears(process, heard, 2), machine.endpoint.poll)
@@ -128,7 +128,7 @@ def test_receiver_that_dies_or_stops(machine: Machine, clock: StandingClock, how
         if how is signal.SIGSTOP:
             clock.start()
         machine.outgoing.send_layer("r", 1)
-        eventually(lambda: machine.outgoing.state("r") is Departure.FAILED, machine.endpoint.poll)
+        eventually(lambda: machine.outgoing.state("r") is OutboundState.FAILED, machine.endpoint.poll)
         assert ("deadline" if how is signal.SIGSTOP else "channel") in machine.outgoing.why("r")
         eventually(lambda: machine.outgoing.may_free("r"), machine.endpoint.poll)
         machine.outgoing.forget("r")
@@ -144,7 +144,7 @@ def test_receiver_that_stops_with_a_full_channel(caplog: pytest.LogCaptureFixtur
         token.incoming.expect("r", 4 * 2**16, "prefill-0", wants_note=False)
         prompt.outgoing.await_offer("r", "decode-0", token.endpoint.address, 1)
         both = lambda: (prompt.endpoint.poll(), token.endpoint.poll())  # noqa: E731
-        eventually(lambda: prompt.outgoing.state("r") is Departure.OFFERED, both)
+        eventually(lambda: prompt.outgoing.state("r") is OutboundState.OFFERED, both)
         prompt.outgoing.open("r", (0, 1, 2, 3))
         prompt.outgoing.send_all("r")
         prompt.endpoint.poll()

@@ -5,11 +5,11 @@ import pytest
 from kv_transfer.in_memory import Fault, in_memory_pair
 from kv_transfer.wires import LAYOUT, Wire, needles
 from phasesplit.errors import TransferError
-from phasesplit.kv_transfer.channel import Condition, drive_sender
+from phasesplit.kv_transfer.channel import Condition
 from phasesplit.kv_transfer.layout import PeerInfo
 from phasesplit.kv_transfer.messages import Message, MessageKind, ReleaseReason
-from phasesplit.kv_transfer.sender import Sender
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.sender import Sender, drive_sender
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 
 HARMLESS = [Fault.DELAY, Fault.DUPLICATE, Fault.REORDER]
 
@@ -37,7 +37,7 @@ def test_a_frame_that_meets_a_fault(fault: Fault, at: int) -> None:
     wire.settle()
     # The last frame has no next one to come after: it is held back with what follows it.
     if fault is Fault.NONE or (fault in HARMLESS and not (fault is Fault.REORDER and at == 11)):
-        assert wire.receiver.state(reservation.transfer) is Arrival.READY
+        assert wire.receiver.state(reservation.transfer) is InboundState.READY
         assert (wire.bytes_of(reservation) == wire.expected(reservation)).all()
         wire.receiver.release(reservation.transfer, 0.0)
         assert wire.receiver.leases.released == {ReleaseReason.COMPLETED: 1}
@@ -46,7 +46,7 @@ def test_a_frame_that_meets_a_fault(fault: Fault, at: int) -> None:
         wire.receiver.take(reservation.transfer)
     wire.now_s = 2_000.0
     wire.settle()
-    assert wire.sender.state(reservation) is Departure.FAILED
+    assert wire.sender.state(reservation) is OutboundState.FAILED
     assert wire.receiver.used_bytes == 0
     assert wire.receiver.leases.released[ReleaseReason.COMPLETED] == 0
 
@@ -61,7 +61,7 @@ def test_a_note_that_meets_a_fault(fault: Fault) -> None:
     wire.sender.send_all(reservation)
     wire.settle()
     if fault is Fault.NONE or fault in HARMLESS:
-        assert wire.receiver.state(reservation.transfer) is Arrival.READY
+        assert wire.receiver.state(reservation.transfer) is InboundState.READY
         assert wire.receiver.note(reservation.transfer) == b"7"
         return
     with pytest.raises(TransferError, match="may not be read"):
@@ -70,7 +70,7 @@ def test_a_note_that_meets_a_fault(fault: Fault) -> None:
         assert wire.sender.why(reservation) == "note has a wrong checksum"
     wire.now_s = 2_000.0
     wire.settle()
-    assert wire.sender.state(reservation) is Departure.FAILED
+    assert wire.sender.state(reservation) is OutboundState.FAILED
     assert wire.receiver.used_bytes == 0
 
 
@@ -81,7 +81,7 @@ def test_a_note_that_is_not_wanted_is_absorbed() -> None:
     wire.channel.offer(Message(MessageKind.NOTE, 1, reservation.transfer, text=b"7"), None)
     wire.settle()
     assert wire.receiver.absorbed == {"unwanted note": 1}
-    assert wire.receiver.state(reservation.transfer) is Arrival.RESERVED
+    assert wire.receiver.state(reservation.transfer) is InboundState.RESERVED
     wire.sender.send_all(reservation)
     wire.finish(reservation)
     assert wire.receiver.note(reservation.transfer) == b""
@@ -105,9 +105,9 @@ def test_wholeness_waits_for_the_frame_that_was_overtaken() -> None:
     reservation = wire.reserve(16)
     wire.sender.send_all(reservation)
     wire.settle()
-    assert wire.receiver.state(reservation.transfer) is Arrival.RECEIVING
+    assert wire.receiver.state(reservation.transfer) is InboundState.RECEIVING
     assert wire.receiver.layers_arrived(reservation.transfer) == LAYOUT.layers - 1
-    assert wire.sender.state(reservation) is Departure.SENT
+    assert wire.sender.state(reservation) is OutboundState.SENT
 
 
 def test_frame_of_another_machine_is_refused() -> None:
@@ -119,8 +119,8 @@ def test_frame_of_another_machine_is_refused() -> None:
     wire.settle()
     assert not wire.pool.any()
     assert wire.receiver.absorbed["foreign"] == 2 * LAYOUT.layers  # each frame, and the answer to its refusal
-    assert wire.receiver.state(reservation.transfer) is Arrival.RESERVED
-    assert wire.sender.state(reservation) is Departure.FAILED
+    assert wire.receiver.state(reservation.transfer) is InboundState.RESERVED
+    assert wire.sender.state(reservation) is OutboundState.FAILED
     assert "another machine" in wire.sender.why(reservation)
 
 
@@ -140,8 +140,8 @@ def test_older_life_of_a_machine_is_refused() -> None:
         assert answers == [MessageKind.REFUSE if refused else MessageKind.WELCOME]
         assert (wire.channel.condition is Condition.OPEN) == refused
     wire.settle()
-    assert wire.receiver.state(reservation.transfer) is not Arrival.READY
-    assert wire.sender.state(reservation) is Departure.FAILED
+    assert wire.receiver.state(reservation.transfer) is not InboundState.READY
+    assert wire.sender.state(reservation) is OutboundState.FAILED
 
 
 def test_a_repeated_frame_is_not_written_again() -> None:
@@ -158,7 +158,7 @@ def test_a_repeated_frame_is_not_written_again() -> None:
     wire.channel.offer(head[0], wire.source[1, :2].reshape(-1))
     wire.settle()
     assert (wire.bytes_of(reservation) == before).all()
-    assert wire.receiver.state(reservation.transfer) is Arrival.READING
+    assert wire.receiver.state(reservation.transfer) is InboundState.READING
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_a_frame_that_lies_about_its_place(layer: int, first: int, blocks: int, 
     wire.channel.offer(lie, wire.source.reshape(-1)[:length_bytes])
     wire.step()
     assert not wire.pool.any()
-    assert wire.receiver.state(reservation.transfer) is Arrival.DRAINING
-    assert wire.receiver.state(kept[1].transfer) is Arrival.RESERVED
+    assert wire.receiver.state(reservation.transfer) is InboundState.DRAINING
+    assert wire.receiver.state(kept[1].transfer) is InboundState.RESERVED
 
 
 def test_a_peer_says_what_it_can_do() -> None:
@@ -228,7 +228,7 @@ def test_no_end_of_a_channel_is_a_success(condition: Condition, sent: bool) -> N
     wire.channel.condition = wire.channels[0].condition = condition
     wire.channels[0]._incoming.clear()
     wire.settle()
-    assert wire.sender.state(reservation) is Departure.FAILED
+    assert wire.sender.state(reservation) is OutboundState.FAILED
     assert condition.value in wire.sender.why(reservation)
     assert wire.receiver.leases.released == {ReleaseReason.PEER_LOST: 1}
     assert wire.receiver.used_bytes == 0

@@ -1,4 +1,4 @@
-"""Machines that prove to one another that they know their cluster's key, and strangers who cannot."""
+"""Machines that prove to one another that they know their cluster's key, and unidentified who cannot."""
 
 import hmac
 import json
@@ -17,17 +17,17 @@ from kv_transfer.pairs import OpenPair, Pair
 from kv_transfer.wires import BLOCKS, LAYOUT, needles, open_sockets
 from phasesplit.errors import TransferError
 from phasesplit.kv_transfer import shared_memory
-from phasesplit.kv_transfer.channel import Condition, drive_receiver, drive_sender
+from phasesplit.kv_transfer.channel import Condition
 from phasesplit.kv_transfer.endpoint import KvEndpoint
 from phasesplit.kv_transfer.handshake import HandshakeClient
-from phasesplit.kv_transfer.incoming import MOST_STRANGERS
+from phasesplit.kv_transfer.incoming import MOST_UNIDENTIFIED
 from phasesplit.kv_transfer.layout import PROTOCOL, PeerInfo
 from phasesplit.kv_transfer.messages import LONGEST_TEXT_BYTES, Message, MessageKind
 from phasesplit.kv_transfer.outgoing import boot_id, open_channel
-from phasesplit.kv_transfer.receiver import Receiver
-from phasesplit.kv_transfer.sender import Sender
+from phasesplit.kv_transfer.receiver import Receiver, drive_receiver
+from phasesplit.kv_transfer.sender import Sender, drive_sender
 from phasesplit.kv_transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 from waiting import eventually
 
 KEY = b"a cluster's key"
@@ -44,7 +44,7 @@ class Eavesdropper:
         self.channels: dict[int, InMemoryChannel] = {}
 
     def on_message(self, channel: int, *messages: Message) -> list[Message]:
-        """Let the receiver hear messages of a channel; return what it says to that."""
+        """Give the receiver messages of a channel; return its answers."""
         for message in messages:
             self.receiver.on_message(channel, message, 0.0)
         said = [message for number, message in self.receiver.outbox if number == channel]
@@ -101,26 +101,26 @@ def test_each_end_proves_all_that_was_said_under_its_own_label() -> None:
 def test_keys_that_differ_are_refused_with_a_reason(
     open_pair: OpenPair, ours: bytes | None, theirs: bytes | None, why: str
 ) -> None:
-    """A machine of another cluster would be let in, or its people not be told why it is not."""
+    """A machine of another cluster would be let in, or its people not learn why it is not."""
     pair = open_pair(secrets=(ours, theirs))
-    pair.token.incoming.expect("r", 4, "prefill-0")
+    pair.decode.incoming.expect("r", 4, "prefill-0")
     pair.order("r")
-    eventually(lambda: pair.prompt.outgoing.state("r") is Departure.FAILED, pair.step)
-    assert pair.prompt.outgoing.why("r") == f"refused: {why}"
-    assert pair.token.incoming._receiver._peers == {}
-    assert pair.token.incoming.state("r") is Arrival.RESERVED
+    eventually(lambda: pair.prefill.outgoing.state("r") is OutboundState.FAILED, pair.step)
+    assert pair.prefill.outgoing.why("r") == f"refused: {why}"
+    assert pair.decode.incoming._receiver._peers == {}
+    assert pair.decode.incoming.state("r") is InboundState.RESERVED
 
 
 def test_kv_moves_between_machines_with_a_key(open_pair: OpenPair) -> None:
     """A cluster with a key would not work."""
     pair = open_pair(secrets=(KEY, KEY))
     blocks = pair.offered("r", 33)
-    pair.prompt.outgoing.send_all("r")
-    pair.prompt.outgoing.note("r", b"n")
+    pair.prefill.outgoing.send_all("r")
+    pair.prefill.outgoing.note("r", b"n")
     pair.until_over("r")
-    delivery = pair.token.incoming.take("r")
+    delivery = pair.decode.incoming.take("r")
     assert delivery.note == b"n"
-    assert np.array_equal(pair.token.pool[:, list(delivery.blocks)], pair.prompt.pool[:, list(blocks)])
+    assert np.array_equal(pair.decode.pool[:, list(delivery.blocks)], pair.prefill.pool[:, list(blocks)])
 
 
 def test_an_empty_key_is_none() -> None:
@@ -146,7 +146,7 @@ def test_what_was_overheard_opens_no_other_channel() -> None:
 
 
 def test_a_welcome_of_another_channel_is_not_believed() -> None:
-    """KV would go to whoever has overheard how the receiver greeted somebody else."""
+    """KV would go to whoever has recorded the handshake of the receiver with somebody else."""
     there = Eavesdropper()
     overheard = there.meet(1, HandshakeClient(PREFILL, KEY, None))
     caller = HandshakeClient(PREFILL, KEY, None)
@@ -162,8 +162,8 @@ def test_an_impostor_is_not_believed(challenged: bool, shown: str) -> None:
     caller = HandshakeClient(PREFILL, KEY, ("decode-0", 3))
     challenge = json.dumps({"machine": "decode-0", "epoch": 3, "nonce": json.loads(caller.hello().text)["nonce"]})
     proof = caller.proof(challenge.encode()).text.hex() if challenged else ""
-    beside = {"nonsense": "0" * 64, "surrogate": "\ud800", "a number": 7, "our own": proof}
-    text = DECODE.to_text(**({} if shown == "nothing" else {"proof": beside[shown]}))
+    proofs = {"nonsense": "0" * 64, "surrogate": "\ud800", "a number": 7, "our own": proof}
+    text = DECODE.to_text(**({} if shown == "nothing" else {"proof": proofs[shown]}))
     with pytest.raises(TransferError, match="has not proven"):
         caller.on_welcome(text)
 
@@ -173,7 +173,7 @@ def test_a_machine_proves_nothing_to_itself_on_behalf_of_another() -> None:
     itself = Eavesdropper(info=replace(DECODE, machine="prefill-0", epoch=1))
     caller = HandshakeClient(PREFILL, KEY, ("decode-0", 3))
     (challenge,) = itself.on_message(1, caller.hello())
-    with pytest.raises(TransferError, match="looked for decode-0 in epoch 3, found prefill-0 in epoch 1"):
+    with pytest.raises(TransferError, match="expected decode-0 in epoch 3, found prefill-0 in epoch 1"):
         caller.proof(challenge.text)
     # It looks like the right machine if the relay says so; then the proof is none for the machine itself.
     posing = challenge.text.replace(b'"prefill-0", "epoch": 1', b'"decode-0", "epoch": 3')
@@ -228,7 +228,7 @@ def test_nobody_is_heard_before_the_proof(kind: MessageKind) -> None:
     stranger = Message(kind, 3, reservation.transfer, blocks=1, length_bytes=LAYOUT.block_bytes)
     assert there.receiver.place(1, stranger) is None
     assert [said.kind for said in there.on_message(1, stranger)] == [MessageKind.REFUSE]
-    assert there.receiver.state(reservation.transfer) is Arrival.RESERVED
+    assert there.receiver.state(reservation.transfer) is InboundState.RESERVED
     assert there.on_message(1, *[stranger] * 9) == []
     assert there.receiver.cuts == {1}
 
@@ -253,7 +253,7 @@ def test_the_proofs_pass_a_channel() -> None:
     """The messages of a handshake would not be sent, or frames go before it has ended."""
     sending, receiving = in_memory_pair()
     there = Eavesdropper()
-    sender = Sender(PREFILL, needles(LAYOUT, BLOCKS), secret=KEY, looks_for=("decode-0", 3))
+    sender = Sender(PREFILL, needles(LAYOUT, BLOCKS), secret=KEY, expected=("decode-0", 3))
     for _ in range(2):
         assert sender.receiver is None
         drive_sender(sender, sending, 0.0)
@@ -285,50 +285,51 @@ def test_who_proves_nothing_never_gets_the_memory(tmp_path: Path) -> None:
 def test_bytes_that_trickle_keep_nothing_open(first: bytes) -> None:
     """A peer that sends a byte now and then, before or after its greeting, would keep its channel for ever."""
     pair = Pair("tcp", secrets=(KEY, KEY))
-    with socket.create_connection(pair.token.endpoint.address["tcp"]) as peer:
+    with socket.create_connection(pair.decode.endpoint.address["tcp"]) as peer:
         peer.sendall(first)
-        eventually(lambda: len(pair.token.incoming._channels) == 1, pair.token.endpoint.poll)
+        eventually(lambda: len(pair.decode.incoming._channels) == 1, pair.decode.endpoint.poll)
         for byte in Message(MessageKind.HELLO, text=b"x" * LONGEST_TEXT_BYTES).pack()[:99]:
             pair.now_s += 0.1
             peer.send(bytes([byte]))
-            pair.token.endpoint.poll()
-        assert len(pair.token.incoming._channels) == 1
+            pair.decode.endpoint.poll()
+        assert len(pair.decode.incoming._channels) == 1
         pair.now_s = 10.0
-        pair.token.endpoint.poll()
-        assert pair.token.incoming._channels == {}
-    assert pair.token.incoming._receiver._handshakes == {}
+        pair.decode.endpoint.poll()
+        assert pair.decode.incoming._channels == {}
+    assert pair.decode.incoming._receiver._handshakes == {}
     pair.close()
 
 
 def test_a_flood_of_strangers_is_bounded_and_keeps_nobody_out(open_pair: OpenPair) -> None:
-    """Connections of strangers would take all handles, or all the room that a machine of the cluster needs."""
+    """Connections of unidentified would take all handles, or all the room that a machine of the cluster needs."""
     pair = open_pair(secrets=(KEY, KEY))
-    strangers = []
+    unidentified = []
     for _ in range(3):
-        strangers += [open_channel(pair.token.endpoint.address, boot_id()) for _ in range(MOST_STRANGERS // 2)]
+        unidentified += [open_channel(pair.decode.endpoint.address, boot_id()) for _ in range(MOST_UNIDENTIFIED // 2)]
         pair.settle()
-    assert len(pair.token.incoming._channels) == MOST_STRANGERS
+    assert len(pair.decode.incoming._channels) == MOST_UNIDENTIFIED
     assert (
-        sum(not each.poll(lambda _: None) and each.condition is Condition.OPEN for each in strangers) == MOST_STRANGERS
+        sum(not each.poll(lambda _: None) and each.condition is Condition.OPEN for each in unidentified)
+        == MOST_UNIDENTIFIED
     )
     pair.offered("r", wants_note=False)
-    pair.prompt.outgoing.send_all("r")
+    pair.prefill.outgoing.send_all("r")
     pair.until_over("r")
-    assert pair.prompt.outgoing.state("r") is Departure.COMPLETED
-    for each in strangers:
+    assert pair.prefill.outgoing.state("r") is OutboundState.COMPLETED
+    for each in unidentified:
         each.close()
 
 
 def test_a_stranger_who_does_not_read_holds_no_memory() -> None:
     """Answers to a peer that sends and does not read would pile up."""
     pair = Pair("tcp", secrets=(KEY, KEY))
-    with socket.create_connection(pair.token.endpoint.address["tcp"]) as peer:
+    with socket.create_connection(pair.decode.endpoint.address["tcp"]) as peer:
         peer.setblocking(False)
         flood = Message(MessageKind.HEARTBEAT, 1, 1).pack() * 5_000
         sent = peer.send(flood)
-        eventually(lambda: not pair.token.incoming._channels, pair.token.endpoint.poll)
+        eventually(lambda: not pair.decode.incoming._channels, pair.decode.endpoint.poll)
         assert sent > 1_000
-    assert len(pair.token.incoming._receiver.outbox) <= 1
+    assert len(pair.decode.incoming._receiver.outbox) <= 1
     pair.close()
 
 

@@ -8,15 +8,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kv_transfer.in_memory import Fault, InMemoryChannel, in_memory_pair
 from kv_transfer.wires import LAYOUT, needles, queued_bytes
 from phasesplit.errors import TransferError
-from phasesplit.kv_transfer.channel import Condition, drive_receiver, drive_sender
+from phasesplit.kv_transfer.channel import Condition
 from phasesplit.kv_transfer.layout import PeerInfo
 from phasesplit.kv_transfer.messages import Message, NoRoomError, ReleaseReason, ReservedBlocks
-from phasesplit.kv_transfer.receiver import Receiver
-from phasesplit.kv_transfer.sender import Sender
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.receiver import Receiver, drive_receiver
+from phasesplit.kv_transfer.sender import Sender, drive_sender
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 
 BLOCKS = 8
-WHOLE = (Arrival.READY, Arrival.READING)
+WHOLE = (InboundState.READY, InboundState.READING)
 places = st.integers(0, 99)
 
 
@@ -100,7 +100,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(which=places, backwards=st.booleans())
     def open_offered(self, which: int, backwards: bool) -> None:
         """Begin a transfer whose offer and order are here."""
-        ready = [key for key in sorted(self.ordered) if self.sender.state(key) is Departure.OFFERED]
+        ready = [key for key in sorted(self.ordered) if self.sender.state(key) is OutboundState.OFFERED]
         if ready:
             reservation = self.sender.offer(ready[which % len(ready)])
             assert reservation is not None
@@ -206,26 +206,26 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def what_is_read_stays(self) -> None:
         """Blocks would go from under who reads them, whatever the sender does and however long it takes."""
-        assert all(self.receiver.state(transfer) is Arrival.READING for transfer in self.read)
+        assert all(self.receiver.state(transfer) is InboundState.READING for transfer in self.read)
 
     @invariant()
     def nothing_comes_back(self) -> None:
         """A released transfer would live again."""
         for reservation in self.reserved:
-            if self.receiver.state(reservation.transfer) is Arrival.RELEASED:
+            if self.receiver.state(reservation.transfer) is InboundState.RELEASED:
                 self.ended.add(reservation.transfer)
             assert (reservation.transfer in self.ended) == (
-                self.receiver.state(reservation.transfer) is Arrival.RELEASED
+                self.receiver.state(reservation.transfer) is InboundState.RELEASED
             )
 
     @invariant()
     def completed_means_whole(self) -> None:
         """The sender would believe in a completion that was none."""
         for transfer, (reservation, _) in self.opened.items():
-            if self.sender.state(reservation) is Departure.COMPLETED:
+            if self.sender.state(reservation) is OutboundState.COMPLETED:
                 assert not self.left[transfer]
                 assert self.receiver.leases.released[ReleaseReason.REFUSED] < len(self.reserved)
-                assert self.receiver.state(transfer) in (*WHOLE, Arrival.RELEASED)
+                assert self.receiver.state(transfer) in (*WHOLE, InboundState.RELEASED)
 
     def teardown(self) -> None:
         """Whatever happened, two silent lease times later nothing is held but what has arrived."""
@@ -238,7 +238,9 @@ class Interleavings(RuleBasedStateMachine):
             self.receiver.release(lease.number, self.now_s)
         assert self.receiver.used_bytes == 0
         drive_sender(self.sender, self.channel, self.now_s)
-        assert all(self.sender.state(r) in (Departure.COMPLETED, Departure.FAILED) for r, _ in self.opened.values())
+        assert all(
+            self.sender.state(r) in (OutboundState.COMPLETED, OutboundState.FAILED) for r, _ in self.opened.values()
+        )
         assert queued_bytes(self.sender) == 0 or self.channel.condition is Condition.OPEN
 
 

@@ -20,7 +20,7 @@ from phasesplit.kv_transfer.messages import (
     read_offer,
 )
 from phasesplit.kv_transfer.sender import Sender
-from phasesplit.kv_transfer.transfer_states import Departure
+from phasesplit.kv_transfer.transfer_states import OutboundState
 
 RESERVED = ReservedBlocks("decode-0", 1, 7, 16, (0, 1, 2, 5), wants_note=True)
 
@@ -102,16 +102,16 @@ def test_every_order_of_offer_order_and_end(steps: tuple[str, ...], end: str, ti
             STEPS[end if step == "end" else step](sender)
         told += said(sender)
     if "order" in steps and "end" not in steps:
-        assert sender.state("r") is (Departure.OFFERED if "offer" in steps else Departure.AWAITED)
+        assert sender.state("r") is (OutboundState.OFFERED if "offer" in steps else OutboundState.AWAITED)
         assert told == []
     elif "order" in steps and "offer" in steps:
         # A reservation that ended before it was offered says nothing of the key that it would have had.
         unknown = end == "withdraw" and steps.index("end") < steps.index("offer")
-        assert sender.state("r") is (Departure.AWAITED if unknown else Departure.FAILED)
+        assert sender.state("r") is (OutboundState.AWAITED if unknown else OutboundState.FAILED)
     if "end" in steps and "offer" in steps:
         answer = MessageKind.STOPPED if end == "withdraw" else MessageKind.ABORT
         assert (answer, 7) in told
-        assert sender.offer("r") is None or sender.state("r") is Departure.FAILED
+        assert sender.offer("r") is None or sender.state("r") is OutboundState.FAILED
     sender.heartbeat()
     alive = steps in (("order", "offer"), ("offer", "order"))
     assert said(sender) == ([(MessageKind.HEARTBEAT, 7)] if alive else [])
@@ -128,7 +128,7 @@ def test_a_reservation_is_opened_once() -> None:
         sender.send("r", 0)
     sender.open(RESERVED, (0, 1, 2, 3), 100.0)
     STEPS["offer"](sender)
-    assert sender.state("r") is Departure.OPEN
+    assert sender.state("r") is OutboundState.OPEN
     with pytest.raises(TransferError, match="is open already"):
         sender.open(RESERVED, (0, 1, 2, 3), 100.0)
     other = Message(MessageKind.OFFER, 1, 8, text=offer_text("r", ReservedBlocks("decode-0", 1, 8, 4, (9,))))
@@ -137,7 +137,7 @@ def test_a_reservation_is_opened_once() -> None:
     sender.forget("r")
     STEPS["offer"](sender)
     STEPS["order"](sender)
-    assert sender.state("r") is Departure.FAILED
+    assert sender.state("r") is OutboundState.FAILED
 
 
 def test_offers_that_are_kept_without_orders_are_few_and_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_offers_that_are_kept_without_orders_are_few_and_do_not_stay(monkeypatch
     sender.await_offer("b", 100.0)
     sender.tick(10.0 + sending.UNORDERED_S)
     assert said(sender) == [(MessageKind.ABORT, 1)]
-    assert (sender.offer("a"), sender.state("b")) == (None, Departure.OFFERED)
+    assert (sender.offer("a"), sender.state("b")) == (None, OutboundState.OFFERED)
 
 
 def test_an_offer_of_another_life_or_machine_is_refused() -> None:
@@ -182,4 +182,4 @@ def test_notes_are_wanted_once_and_short() -> None:
         sender.note(plain, b"x")
     sender.send_all("r")
     assert (MessageKind.NOTE, 7) in said(sender)
-    assert sender.state("r") is Departure.SENT
+    assert sender.state("r") is OutboundState.SENT

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.in_memory import in_memory_pair
-from phasesplit.kv_transfer.channel import Channel, Condition, drive_receiver, drive_sender, wait_readable
+from phasesplit.kv_transfer.channel import Channel, Condition, wait_readable
 from phasesplit.kv_transfer.layout import KvLayout, PeerInfo
 from phasesplit.kv_transfer.messages import BlockRun, ReservedBlocks
 from phasesplit.kv_transfer.nixl_channel import NixlListener, NixlMemory, connect_nixl, nixl_agent
-from phasesplit.kv_transfer.receiver import POISON, Receiver
-from phasesplit.kv_transfer.sender import FRAME_BYTES, Sender
+from phasesplit.kv_transfer.receiver import POISON, Receiver, drive_receiver
+from phasesplit.kv_transfer.sender import FRAME_BYTES, Sender, drive_sender
 from phasesplit.kv_transfer.shared_memory import SharedMemoryListener, SharedPool, connect_shared_memory
 from phasesplit.kv_transfer.tcp import TcpListener, connect_tcp
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 from waiting import eventually
 
 os.environ.setdefault("UCX_TLS", "tcp,posix,sysv,cma,self")  # NIXL's UCX, on machines without RDMA
@@ -73,7 +73,7 @@ class Receiving:
         if transport == "tcp":
             self.listener = TcpListener()
         elif transport == "nixl":
-            self.listener = NixlListener(self.registered("token", self.pool))
+            self.listener = NixlListener(self.registered("decode", self.pool))
         elif self.shared:
             self.listener = SharedMemoryListener(self.address, self.shared)
         self.channels: dict[int, Channel] = {}
@@ -139,7 +139,7 @@ class Wire(Receiving):
         if receiving is not None:
             self.channels[0] = receiving
         self.source = needles(theirs or layout, blocks)
-        memory = self.registered("prompt", self.source) if transport == "nixl" else None
+        memory = self.registered("prefill", self.source) if transport == "nixl" else None
         self.channel = sending or connect(transport, self.address, memory)
         info = PeerInfo(machine="prefill-0", epoch=sender_epoch, layout=theirs or layout)
         self.sender = Sender(info, self.source, frame_bytes=frame_bytes)
@@ -178,8 +178,8 @@ class Wire(Receiving):
         """Move until both ends know that a transfer is whole."""
         eventually(
             lambda: (
-                self.receiver.state(reservation.transfer) is Arrival.READY
-                and self.sender.state(reservation) is Departure.COMPLETED
+                self.receiver.state(reservation.transfer) is InboundState.READY
+                and self.sender.state(reservation) is OutboundState.COMPLETED
             ),
             self.both,
         )

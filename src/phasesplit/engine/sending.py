@@ -15,7 +15,7 @@ from phasesplit.kv_transfer.block_pool import BlockPool, Holding, Use
 from phasesplit.kv_transfer.chooser import Mode, choose
 from phasesplit.kv_transfer.endpoint import KvEndpoint
 from phasesplit.kv_transfer.incoming import Incoming
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 from phasesplit.protocol.worker import PrefillTimes, Scored
 
 
@@ -118,9 +118,9 @@ class Sending:
             if sequence in self._notes and sequence not in self._open:
                 self._send_all(sequence)
             state = self._outgoing.state(sequence.key)
-            if state is Departure.FAILED:
+            if state is OutboundState.FAILED:
                 ended.append((sequence, self._outgoing.why(sequence.key) or "the transfer failed"))
-            elif state is Departure.COMPLETED and self._outgoing.may_free(sequence.key):
+            elif state is OutboundState.COMPLETED and self._outgoing.may_free(sequence.key):
                 ended.append((sequence, None))
         return ended
 
@@ -129,7 +129,7 @@ class Sending:
         self._expected.pop(sequence, None)
         self._notes.pop(sequence, None)
         self._open.discard(sequence)
-        if self._outgoing.state(sequence.key) is not Departure.COMPLETED:
+        if self._outgoing.state(sequence.key) is not OutboundState.COMPLETED:
             self._outgoing.abort(sequence.key, why)
 
     def may_free(self, key: str) -> bool:
@@ -142,7 +142,7 @@ class Sending:
 
     def _opened(self, sequence: Sequence) -> bool:
         """Open a transfer if its offer is here and fits; return whether it is open."""
-        if self._outgoing.state(sequence.key) is not Departure.OFFERED:
+        if self._outgoing.state(sequence.key) is not OutboundState.OFFERED:
             return False
         offer, blocks = self._outgoing.offer_for(sequence.key), self._blocks(sequence)
         if offer is None or offer.tokens != sequence.prompt_tokens or len(offer.blocks) != blocks:
@@ -193,7 +193,7 @@ def read_note(text: bytes) -> tuple[Scored, PrefillTimes | None]:
         raise ValueError(f"not a first token: {error}") from None
 
 
-_OVER = (Arrival.DRAINING, Arrival.RELEASED)
+_OVER = (InboundState.DRAINING, InboundState.RELEASED)
 
 
 class Taking:
@@ -225,7 +225,7 @@ class Taking:
         ended: list[tuple[Sequence, Scored | str]] = []
         for sequence in list(self._awaited):
             state = self._incoming.state(sequence.key)
-            if state is Arrival.READY:
+            if state is InboundState.READY:
                 ended.append((sequence, self._taken(sequence)))
             elif state in _OVER:
                 ended.append((sequence, self._incoming.why(sequence.key) or "the transfer failed"))

@@ -11,7 +11,7 @@ from phasesplit.kv_transfer.block_pool import Use
 from phasesplit.kv_transfer.chooser import fit_link
 from phasesplit.kv_transfer.endpoint import KvEndpoint
 from phasesplit.kv_transfer.outgoing import Address
-from phasesplit.kv_transfer.transfer_states import Departure
+from phasesplit.kv_transfer.transfer_states import OutboundState
 
 _LARGEST_BYTES = 12 * 1024 * 1024
 _ROUNDS = 3
@@ -117,7 +117,7 @@ def _transfer(endpoint: KvEndpoint, address: Address, blocks: int, *, layerwise:
     try:
         endpoint.incoming.expect(key, blocks * layout.block_tokens, name, wants_note=False)
         endpoint.outgoing.await_offer(key, name, address, epoch)
-        _drive_while(endpoint, key, Departure.AWAITED)
+        _drive_while(endpoint, key, OutboundState.AWAITED)
         began_s = time.perf_counter()
         endpoint.outgoing.open(key, sources.blocks)
         for layer in range(layout.layers if layerwise else 0):
@@ -126,9 +126,9 @@ def _transfer(endpoint: KvEndpoint, address: Address, blocks: int, *, layerwise:
         if not layerwise:
             endpoint.outgoing.send_all(key)
         sent_s = time.perf_counter()
-        _drive_while(endpoint, key, Departure.OPEN, Departure.SENT)
+        _drive_while(endpoint, key, OutboundState.OPEN, OutboundState.SENT)
         ended_s = time.perf_counter()
-        if endpoint.outgoing.state(key) is not Departure.COMPLETED:
+        if endpoint.outgoing.state(key) is not OutboundState.COMPLETED:
             raise TransferError(f"the link could not be measured: {endpoint.outgoing.why(key)}")
     finally:
         endpoint.outgoing.forget(key)
@@ -137,7 +137,7 @@ def _transfer(endpoint: KvEndpoint, address: Address, blocks: int, *, layerwise:
     return _Times(ended_s - began_s, sent_s - began_s)
 
 
-def _drive_while(endpoint: KvEndpoint, key: str, *states: Departure) -> None:
+def _drive_while(endpoint: KvEndpoint, key: str, *states: OutboundState) -> None:
     """Drive an endpoint until the transfer has left some states; the endpoint's own deadlines bound it."""
     while endpoint.outgoing.state(key) in states:
         poller = select.poll()

@@ -1,6 +1,11 @@
 """Everything that moves KV to and from one machine: where it listens, what it sends, what it takes in.
 
-One thread drives it and no call waits, so the thread that computes can own it. How KV moves: `docs/transfer.md`.
+1. A `KvEndpoint` opens its listeners; `address` says where others reach it.
+2. `incoming.expect` on the decode machine and `outgoing.await_offer` on the prefill machine name a request by its key.
+3. `poll` moves what can move: handshake, offers, frames, completions.
+4. `outgoing` says when the prefill machine's blocks are free, `incoming` when the KV is whole on the decode machine.
+
+One thread drives it and no call waits, so the thread that computes can own it. The protocol: `docs/transfer.md`.
 """
 
 import contextlib
@@ -30,10 +35,10 @@ class KvEndpoint:
         pool: Memory of its KV blocks; the engine's cache lies in `pool.blocks`.
         free: Which of the blocks are free; the engine draws from it too.
         directory: Where the Unix socket is made, for senders on this host; None: there are none.
-        tcp: Host, as a number, to listen at and to tell others, and port (0: any free one); None: no TCP.
+        tcp: Host, as a number, to listen at and to put into the address, and port (0: any free one); None: no TCP.
         nixl: The same for NIXL; None: no NIXL. Where both ends have it, it goes before TCP.
         clock: Returns the instant.
-        patience: How long to wait for what.
+        timeouts: How long to wait for what.
         poison: Fill blocks with `receiver.POISON` when they are freed, so that a late reader is found out.
         secret: The cluster's key, >= 1 byte, which both ends of a channel prove to know before they talk; None: there
             is none, and whoever can connect is believed. Machines with and without one refuse one another.
@@ -47,7 +52,7 @@ class KvEndpoint:
     Raises:
         OSError: It cannot listen there, or the directory is not this user's alone (mode 0700).
         ImportError: NIXL is asked for and not installed.
-        TransferError: The pool is not that of the greeting's layout, or the key is empty.
+        TransferError: The pool is not that of the layout, or the key is empty.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class KvEndpoint:
         tcp: tuple[str, int] | None = None,
         nixl: tuple[str, int] | None = None,
         clock: Clock = time.monotonic,
-        patience: TransferTimeouts = TransferTimeouts(),  # noqa: B008 - frozen
+        timeouts: TransferTimeouts = TransferTimeouts(),  # noqa: B008 - frozen
         poison: bool = False,
         secret: bytes | None = None,
     ) -> None:
@@ -92,8 +97,8 @@ class KvEndpoint:
                 listeners.append(over_nixl)
                 undo.callback(over_nixl.close)
                 self._address["nixl"] = list(over_nixl.address)
-            self.outgoing = Outgoing(info, pool.blocks, clock, patience, self._memory, secret)
-            self.incoming = Incoming(info, pool, free, listeners, clock, patience, poison=poison, secret=secret)
+            self.outgoing = Outgoing(info, pool.blocks, clock, timeouts, self._memory, secret)
+            self.incoming = Incoming(info, pool, free, listeners, clock, timeouts, poison=poison, secret=secret)
             undo.pop_all()
 
     @property

@@ -1,11 +1,11 @@
-"""How two ends of a channel meet: who each of them is and, where the cluster has a key, proof that both know it.
+"""The handshake of a channel: who each end is and, where the cluster has a key, proof that both know it.
 
 ```
 sender                                     receiver
-  HELLO      greeting, random number  -->
+  HELLO      peer info, random number  -->
              <--  CHALLENGE                machine, epoch, random number       (only where there is a key)
   PROOF      HMAC                     -->                                      (only where there is a key)
-             <--  WELCOME or REFUSE        greeting, HMAC; or the reason
+             <--  WELCOME or REFUSE        peer info, HMAC; or the reason
 ```
 
 Each proof is an HMAC-SHA256 over everything said so far, so it holds for one channel and for these two machines in
@@ -37,13 +37,13 @@ class HandshakeClient:
     Args:
         info: What this machine says of itself.
         secret: The cluster's key; None: there is none, and nothing is proven.
-        looks_for: Whom it will talk to; None: anybody.
+        expected: Name and epoch of the receiver; None: any.
     """
 
-    def __init__(self, info: PeerInfo, secret: bytes | None, looks_for: Identity | None) -> None:
+    def __init__(self, info: PeerInfo, secret: bytes | None, expected: Identity | None) -> None:
         self._ours = info
         self._secret = secret
-        self._looks_for = looks_for
+        self._expected = expected
         self._hello = info.to_text(nonce=_random() if secret is not None else "")
         self._challenge = b""
 
@@ -55,7 +55,7 @@ class HandshakeClient:
         """Return the answer to a challenge.
 
         Raises:
-            TransferError: There is no key here, it is not the machine that was looked for, or not the first challenge.
+            TransferError: There is no key here, it is not the machine that was expected, or not the first challenge.
         """
         try:
             parts = json.loads(challenge)
@@ -74,7 +74,7 @@ class HandshakeClient:
         """Return whom a welcome is from.
 
         Raises:
-            TransferError: It is not a greeting, not from the machine that was looked for, its blocks look different, or
+            TransferError: It is not peer info, not from the machine that was expected, its blocks look different, or
                 it does not prove that it knows the key.
         """
         theirs = PeerInfo.from_text(welcome)
@@ -88,9 +88,9 @@ class HandshakeClient:
         return theirs
 
     def _require(self, found: Identity) -> None:
-        if self._looks_for not in (None, found):
-            machine, epoch = self._looks_for or found
-            raise TransferError(f"looked for {machine} in epoch {epoch}, found {found[0]} in epoch {found[1]}")
+        if self._expected not in (None, found):
+            machine, epoch = self._expected or found
+            raise TransferError(f"expected {machine} in epoch {epoch}, found {found[0]} in epoch {found[1]}")
 
 
 class HandshakeServer:
@@ -126,7 +126,7 @@ class HandshakeServer:
             if not hmac.compare_digest(due, message.text):
                 raise TransferError(f"{self._client.machine} has another key than the cluster of {self._ours.machine}")
             return self._client
-        raise TransferError(f"{message.kind.name} comes before the two have met")
+        raise TransferError(f"{message.kind.name} comes before the handshake")
 
     def welcome(self) -> Message:
         """Return the last message, with our own proof where there is a key."""

@@ -1,21 +1,30 @@
-"""The decode machine's half of an endpoint: KV that arrives, by the key of its request."""
+"""The decode machine's half of an endpoint: KV that arrives, by the key of its request.
+
+1. `Incoming.expect` takes blocks of the pool and offers them to the sender.
+2. `poll` accepts connections and moves messages; the bytes of a frame go to their place in the pool.
+3. `state` is READY when everything is there; `take` returns the blocks and the note.
+4. `release` gives the blocks back, `abort` ends a transfer at any time before.
+
+Channels whose other end has not said who it is are bounded in time and number. `receiver` describes the same transfer
+from inside.
+"""
 
 import select
 from dataclasses import dataclass
 
 from phasesplit.errors import TransferError
 from phasesplit.kv_transfer.block_pool import BlockPool
-from phasesplit.kv_transfer.channel import Channel, Condition, drive_receiver
+from phasesplit.kv_transfer.channel import Channel, Condition
 from phasesplit.kv_transfer.layout import PeerInfo
 from phasesplit.kv_transfer.messages import Clock, TransferTimeouts
 from phasesplit.kv_transfer.nixl_channel import NixlListener
-from phasesplit.kv_transfer.receiver import Receiver
+from phasesplit.kv_transfer.receiver import Receiver, drive_receiver
 from phasesplit.kv_transfer.shared_memory import SharedMemoryListener, SharedPool
 from phasesplit.kv_transfer.tcp import TcpListener
-from phasesplit.kv_transfer.transfer_states import Arrival
+from phasesplit.kv_transfer.transfer_states import InboundState
 
-MOST_STRANGERS = 64
-"""How many channels may be open whose other end has not said who it is; the oldest ones are closed."""
+MOST_UNIDENTIFIED = 64
+"""Most open channels whose other end has not said who it is; the oldest ones are closed."""
 
 Listener = SharedMemoryListener | TcpListener | NixlListener
 
@@ -42,7 +51,7 @@ class Incoming:
         free: Where blocks are taken from.
         listeners: Where senders connect; closed with this.
         clock: Returns the instant.
-        patience: How long to wait for what.
+        timeouts: How long to wait for what.
         poison: Fill blocks with `receiver.POISON` when they are freed.
         secret: The cluster's key, or None.
     """
@@ -54,17 +63,17 @@ class Incoming:
         free: BlockPool,
         listeners: list[Listener],
         clock: Clock,
-        patience: TransferTimeouts,
+        timeouts: TransferTimeouts,
         *,
         poison: bool,
         secret: bytes | None = None,
     ) -> None:
-        self._receiver = Receiver(info, pool.blocks, free, lease_s=patience.lease_s, poison=poison, secret=secret)
+        self._receiver = Receiver(info, pool.blocks, free, lease_s=timeouts.lease_s, poison=poison, secret=secret)
         self._listeners = listeners
         self._clock = clock
-        self._patience = patience
+        self._timeouts = timeouts
         self._channels: dict[int, Channel] = {}
-        self._strangers: dict[int, float] = {}  # channels that have not said who they are, and until when they may
+        self._unidentified: dict[int, float] = {}  # channels that have not said who they are, and until when they may
         self._last_channel = 0
         self._transfers: dict[str, int] = {}
 
@@ -87,7 +96,7 @@ class Incoming:
         self._transfers[key] = reservation.transfer
         self._move()
 
-    def state(self, key: str) -> Arrival:
+    def state(self, key: str) -> InboundState:
         """Return the state of a request's transfer; one that is not known has been released."""
         return self._receiver.state(self._transfers.get(key, 0))
 
@@ -110,7 +119,7 @@ class Incoming:
         self._move()
 
     def abort(self, key: str, why: str) -> None:
-        """Give up a request in any state; a second call changes nothing.
+        """Abort a request in any state; a second call changes nothing.
 
         Its blocks are free as soon as the sender is known to write to them no more.
         """
@@ -118,20 +127,20 @@ class Incoming:
         self._move()
 
     def held(self) -> dict[str, int]:
-        """Return how many blocks each request holds, those that were given up and are not free yet too."""
+        """Return how many blocks each request holds, those that were aborted and are not free yet too."""
         return {lease.key: lease.holding.count for lease in self._receiver.leases.held}
 
     def poll(self) -> None:
         """Take connections, and move what can move without waiting."""
         now_s = self._clock()
         for listener in self._listeners:
-            for _ in range(MOST_STRANGERS):
+            for _ in range(MOST_UNIDENTIFIED):
                 channel = listener.accept()
                 if channel is None:
                     break
                 self._last_channel += 1
                 self._channels[self._last_channel] = channel
-                self._strangers[self._last_channel] = now_s + self._patience.answer_s
+                self._unidentified[self._last_channel] = now_s + self._timeouts.answer_s
         self._move()
         self._sweep(now_s)
 
@@ -151,15 +160,15 @@ class Incoming:
 
     def _sweep(self, now_s: float) -> None:
         """Drop channels that have ended, and close those whose other end does not say who it is."""
-        for number, until_s in list(self._strangers.items()):
+        for number, until_s in list(self._unidentified.items()):
             if self._receiver.is_registered(number):
-                del self._strangers[number]
+                del self._unidentified[number]
             elif now_s >= until_s:
                 self._channels[number].close()
         # Those that came first have had the time to say who they are: a flood does not keep out who comes behind it.
-        for number in list(self._strangers)[:-MOST_STRANGERS]:
+        for number in list(self._unidentified)[:-MOST_UNIDENTIFIED]:
             self._channels[number].close()
         for number in [n for n, channel in self._channels.items() if channel.condition is not Condition.OPEN]:
             self._receiver.lost(number, now_s)
             self._channels.pop(number).close()
-            self._strangers.pop(number, None)
+            self._unidentified.pop(number, None)

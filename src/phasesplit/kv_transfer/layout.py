@@ -102,21 +102,21 @@ class PeerInfo:
     blocks: int = 0
     capabilities: tuple[str, ...] = ()
 
-    def to_text(self, **beside: str) -> bytes:
-        """Return the greeting as JSON, UTF-8.
+    def to_text(self, **more: str) -> bytes:
+        """Return it as JSON, UTF-8.
 
         Args:
-            beside: What else the message says; `from_text` does not look at it.
+            more: What else the message says; `from_text` does not look at it.
         """
-        return json.dumps(asdict(self) | beside, sort_keys=True).encode()
+        return json.dumps(asdict(self) | more, sort_keys=True).encode()
 
     @classmethod
     def from_text(cls, text: bytes) -> "PeerInfo":
-        """Read a greeting.
+        """Read what `to_text` wrote.
 
         Raises:
-            LayoutMismatchError: It speaks another version of the protocol.
-            TransferError: It is not a greeting.
+            LayoutMismatchError: It has another version of the protocol.
+            TransferError: It is not peer info.
         """
         try:
             parts = json.loads(text)
@@ -127,9 +127,9 @@ class PeerInfo:
             capabilities = tuple(str(name) for name in parts["capabilities"])
             machine, epoch, blocks = parts["machine"], parts["epoch"], parts["blocks"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise TransferError(f"not a greeting: {error}") from error
+            raise TransferError(f"not peer info: {error}") from error
         if not isinstance(machine, str) or not isinstance(epoch, int) or not isinstance(blocks, int):
-            raise TransferError("not a greeting: machine, epoch or blocks of the wrong type")
+            raise TransferError("not peer info: machine, epoch or blocks of the wrong type")
         if not (0 <= epoch < _TOO_LARGE and 0 <= blocks < _TOO_LARGE):
-            raise TransferError("not a greeting: epoch or blocks below 0 or above 2^64 - 1")
+            raise TransferError("not peer info: epoch or blocks below 0 or above 2^64 - 1")
         return cls(machine=machine, epoch=epoch, layout=layout, blocks=blocks, capabilities=capabilities)

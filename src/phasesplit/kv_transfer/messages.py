@@ -1,23 +1,10 @@
-"""What travels between the two ends: one header of fixed size, then a frame's blocks or a short text.
+"""The messages of a transfer, and what both ends use to make and to check them.
 
-Which blocks travel in one frame: neighbours on both ends, no longer than a frame may be.
-
-The checksum of a frame: CRC-32 of the sums of its columns.
-
-A frame is looked at as rows of 509 words of 64 bits, and each column is summed modulo 2^64; the sums and the rest of
-the bytes go through CRC-32. One changed bit, and a zeroed, stale or foreign stretch, change a sum. So do two stretches
-swapped, unless their distance is a multiple of 509 words: 509 is a prime that divides no size of a block (heads, head
-sizes and block sizes are small or round). It finds accidents, not forgeries. Source: ours.
-
-Why not CRC-32 of all bytes: measured on one core of an EPYC, `zlib.crc32` reads 4.2 GB/s and the sums 17 GB/s, where a
-copy in memory makes 9 to 14 GB/s; CRC-32 alone would hold a transfer through shared memory to a third of a copy.
-`xxhash` is not in the standard library.
-
-Why a transfer did not bring its KV cache, and why held blocks were given back.
-
-The clock of the parts that touch sockets, and how long they wait for what.
-
-A reservation, and how it travels from the receiver to the sender: as an offer under the key of its request.
+- `Message`: a header of fixed size, then a frame's blocks or a short text.
+- `ReservedBlocks`: what a receiver holds for a request; it travels to the sender as the text of an OFFER.
+- `BlockRun`: which blocks travel in one frame: neighbours on both ends, no longer than a frame may be.
+- `checksum`: of a frame.
+- `TransferTimeouts`, the errors, and the reasons why held blocks are given back.
 """
 
 import json
@@ -34,110 +21,6 @@ from numpy.typing import NDArray
 
 from phasesplit.errors import TransferError
 
-
-@dataclass(frozen=True, slots=True)
-class BlockRun:
-    """Neighbouring blocks on both ends.
-
-    Attributes:
-        transfer: Number of the reservation.
-        layer: The layer.
-        source: First block in the sender's pool.
-        target: First block in the receiver's pool.
-        blocks: How many, >= 1.
-    """
-
-    transfer: int
-    layer: int
-    source: int
-    target: int
-    blocks: int
-
-
-def runs(
-    transfer: int, layer: int, sources: tuple[int, ...], targets: tuple[int, ...], places: range, longest: int
-) -> Iterator[BlockRun]:
-    """Yield the runs of some blocks of a request, in order.
-
-    Args:
-        transfer: Number of the reservation.
-        layer: The layer.
-        sources: Blocks of the request at the sender.
-        targets: Its blocks at the receiver, as many.
-        places: Which of them, at least one.
-        longest: Blocks of a frame at most, >= 1.
-    """
-    start = places.start
-    for at in range(places.start + 1, places.stop + 1):
-        joined = (
-            at < places.stop
-            and at - start < longest
-            and sources[at] == sources[at - 1] + 1
-            and targets[at] == targets[at - 1] + 1
-        )
-        if not joined:
-            yield BlockRun(transfer, layer, sources[start], targets[start], at - start)
-            start = at
-
-
-_ROW_WORDS = 509
-_ROW_BYTES = 8 * _ROW_WORDS
-_SHORT_BYTES = 4 * _ROW_BYTES  # below, CRC-32 of the bytes costs less than the sums
-
-
-def checksum(frame: NDArray[np.uint8]) -> int:
-    """Return the checksum of a frame, 0 to 2^32 - 1.
-
-    Args:
-        frame: The bytes, uint8 (n,), contiguous.
-    """
-    whole_bytes = len(frame) // _ROW_BYTES * _ROW_BYTES
-    if whole_bytes < _SHORT_BYTES:
-        return zlib.crc32(frame.data)
-    sums = np.add.reduce(frame[:whole_bytes].view(np.uint64).reshape(-1, _ROW_WORDS), axis=0)
-    return zlib.crc32(frame[whole_bytes:].data, zlib.crc32(sums.data))
-
-
-class LayoutMismatchError(TransferError):
-    """Two machines cannot exchange blocks; the message names the field and both values."""
-
-
-class NoRoomError(TransferError):
-    """A reservation does not fit into the blocks that are free."""
-
-
-class ReleaseReason(Enum):
-    """Why a reservation was released; each is released once, with one of these."""
-
-    COMPLETED = "completed"
-    ABORTED = "aborted"
-    EXPIRED = "expired"
-    REFUSED = "refused"
-    PEER_LOST = "peer lost"
-
-
-Clock = Callable[[], float]
-"""Returns the instant in seconds; never goes back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferTimeouts:
-    """How long each thing may take.
-
-    Attributes:
-        lease_s: Time that reserved blocks live without a word of their sender, > 0.
-        heartbeat_s: Time between the sender's words, below `lease_s`, > 0.
-        answer_s: Time for a machine to answer a greeting, or to say one after it has connected, > 0. A machine answers
-            between two iterations, so it is longer than the longest one.
-        transfer_s: Time from the order, and again from its opening, to the completion of a transfer, > 0.
-    """
-
-    lease_s: float = 30.0
-    heartbeat_s: float = 5.0
-    answer_s: float = 10.0
-    transfer_s: float = 120.0
-
-
 _FIELDS = struct.Struct("<4sB3xQQIIIII")  # magic, kind, epoch, transfer, layer, first, blocks, checksum, length
 _SEAL = struct.Struct("<I")
 _MAGIC = b"pskv"
@@ -149,8 +32,8 @@ LONGEST_FRAME_BYTES = 64 * 1024 * 1024
 class MessageKind(IntEnum):
     """What a message says; who sends it is in brackets."""
 
-    HELLO = 1  # [sender] a greeting
-    WELCOME = 2  # [receiver] its greeting: the layouts are equal
+    HELLO = 1  # [sender] who it is
+    WELCOME = 2  # [receiver] who it is: the layouts are equal
     REFUSE = 3  # [receiver] the layouts or keys differ, or the epoch is stale: the reason
     FRAME = 4  # [sender] blocks of one layer of one transfer
     READY = 5  # [receiver] all layers are there: the one completion of a transfer
@@ -318,3 +201,116 @@ def read_offer(text: bytes, most_blocks: int) -> tuple[str, ReservedBlocks]:
     if not all(isinstance(number, int) for number in numbers) or not isinstance(reservation.wants_note, bool):
         raise TransferError("not an offer: epoch, transfer, tokens or wants_note of the wrong type")
     return key, reservation
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """Neighbouring blocks on both ends.
+
+    Attributes:
+        transfer: Number of the reservation.
+        layer: The layer.
+        source: First block in the sender's pool.
+        target: First block in the receiver's pool.
+        blocks: How many, >= 1.
+    """
+
+    transfer: int
+    layer: int
+    source: int
+    target: int
+    blocks: int
+
+
+def runs(
+    transfer: int, layer: int, sources: tuple[int, ...], targets: tuple[int, ...], places: range, longest: int
+) -> Iterator[BlockRun]:
+    """Yield the runs of some blocks of a request, in order.
+
+    Args:
+        transfer: Number of the reservation.
+        layer: The layer.
+        sources: Blocks of the request at the sender.
+        targets: Its blocks at the receiver, as many.
+        places: Which of them, at least one.
+        longest: Blocks of a frame at most, >= 1.
+    """
+    start = places.start
+    for at in range(places.start + 1, places.stop + 1):
+        joined = (
+            at < places.stop
+            and at - start < longest
+            and sources[at] == sources[at - 1] + 1
+            and targets[at] == targets[at - 1] + 1
+        )
+        if not joined:
+            yield BlockRun(transfer, layer, sources[start], targets[start], at - start)
+            start = at
+
+
+_ROW_WORDS = 509
+_ROW_BYTES = 8 * _ROW_WORDS
+_SHORT_BYTES = 4 * _ROW_BYTES  # below, CRC-32 of the bytes costs less than the sums
+
+
+def checksum(frame: NDArray[np.uint8]) -> int:
+    """Return the checksum of a frame, 0 to 2^32 - 1: CRC-32 of the sums of its columns and of the remaining bytes.
+
+    The frame is read as rows of 509 words of 64 bits, and each column is summed modulo 2^64. One changed bit, and a
+    zeroed, stale or foreign stretch, change a sum. So do two stretches swapped, unless their distance is a multiple of
+    509 words: 509 is a prime that divides no size of a block (heads, head sizes and block sizes are small or round). It
+    finds accidents, not forgeries.
+
+    CRC-32 of all bytes is slower: measured on one core of an EPYC, `zlib.crc32` reads 4.2 GB/s and the sums 17 GB/s,
+    where a copy in memory makes 9 to 14 GB/s. `xxhash` is not in the standard library.
+
+    Args:
+        frame: The bytes, uint8 (n,), contiguous.
+
+    Source: ours.
+    """
+    whole_bytes = len(frame) // _ROW_BYTES * _ROW_BYTES
+    if whole_bytes < _SHORT_BYTES:
+        return zlib.crc32(frame.data)
+    sums = np.add.reduce(frame[:whole_bytes].view(np.uint64).reshape(-1, _ROW_WORDS), axis=0)
+    return zlib.crc32(frame[whole_bytes:].data, zlib.crc32(sums.data))
+
+
+Clock = Callable[[], float]
+"""Returns the instant in seconds; never goes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferTimeouts:
+    """How long each thing may take.
+
+    Attributes:
+        lease_s: Time that reserved blocks are held without a message of their sender, > 0.
+        heartbeat_s: Time between the sender's heartbeats, below `lease_s`, > 0.
+        answer_s: Time for each end to do its part of the handshake, > 0. A machine answers between two
+            iterations, so it is longer than the longest one.
+        transfer_s: Time from the order, and again from its opening, to the completion of a transfer, > 0.
+    """
+
+    lease_s: float = 30.0
+    heartbeat_s: float = 5.0
+    answer_s: float = 10.0
+    transfer_s: float = 120.0
+
+
+class LayoutMismatchError(TransferError):
+    """Two machines cannot exchange blocks; the message names the field and both values."""
+
+
+class NoRoomError(TransferError):
+    """A reservation does not fit into the blocks that are free."""
+
+
+class ReleaseReason(Enum):
+    """Why a reservation was released; each is released once, with one of these."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+    PEER_LOST = "peer lost"

@@ -1,10 +1,10 @@
 """NIXL (RDMA, or whatever UCX finds): one-sided writes into the receiver's pool; messages pass a TCP connection.
 
-The receiver's registered memory is told to a sender with the WELCOME, so a peer that was refused cannot write. A
-frame's message leaves when its write is complete at the receiver. What the peer says is not read while a write is on
+The receiver's registered memory goes to a sender with the WELCOME, so a peer that was refused cannot write. A
+frame's message leaves when its write is complete at the receiver. Messages of the peer are not read while a write is on
 its way, so the connection of a sender that was cut ends after its last write: its end proves that the sender stopped.
 
-Needs the package `nixl`. Threads of UCX run beside ours; no call waits. The binding's errors have no common base.
+Needs the package `nixl`. Threads of UCX run next to ours; no call waits. The binding's errors have no common base.
 """
 
 import base64
@@ -80,8 +80,8 @@ class NixlChannel:
         self._remote = ""
         self._strides = (0, 0, 0)  # address, bytes of a layer and of a block of the receiver's pool
         self._write: Any = None
-        self._written: Message | None = None  # its write has begun, and it was not said yet
-        self._deaf = False
+        self._written: Message | None = None  # its write has begun, and the message has not left
+        self._is_cut = False
         self._failed = ""
 
     @property
@@ -96,12 +96,12 @@ class NixlChannel:
 
     def offer(self, message: Message, payload: NDArray[np.uint8] | None) -> bool:
         """See `Channel.offer`; one frame at a time is on its way."""
-        if self.condition is not Condition.OPEN or self._deaf or not self.flush():
+        if self.condition is not Condition.OPEN or self._is_cut or not self.flush():
             return False
         if payload is not None:
             return self._begin(message, payload)
         if message.kind is MessageKind.WELCOME and self._receives:
-            text = {"greeting": message.text.decode(), **self._memory.card()}
+            text = {"peer": message.text.decode(), **self._memory.card()}
             message = Message(MessageKind.WELCOME, text=json.dumps(text).encode())
         return self._control.offer(message, None)
 
@@ -122,13 +122,13 @@ class NixlChannel:
         come = self._control.poll(lambda _: None)
         if self.condition is not Condition.OPEN:
             self._give_back()
-        if self._deaf:
+        if self._is_cut:
             return []
-        return [self._met(message) if message.kind is MessageKind.WELCOME else message for message in come]
+        return [self._on_welcome(message) if message.kind is MessageKind.WELCOME else message for message in come]
 
     def cut(self) -> None:
         """See `Channel.cut`: only the end of the peer's connection proves that it writes no more."""
-        self._deaf = True
+        self._is_cut = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -177,11 +177,11 @@ class NixlChannel:
         self._write = None
         return True
 
-    def _met(self, message: Message) -> Message:
-        """Take in where the receiver's memory is, and return its greeting."""
+    def _on_welcome(self, message: Message) -> Message:
+        """Take in where the receiver's memory is, and return the welcome without it."""
         try:
             card = json.loads(message.text)
-            text = str(card["greeting"]).encode()
+            text = str(card["peer"]).encode()
             info = PeerInfo.from_text(text)
             block_bytes = info.layout.block_bytes
             self._strides = (int(card["address"]), info.blocks * block_bytes, block_bytes)

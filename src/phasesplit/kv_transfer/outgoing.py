@@ -1,6 +1,14 @@
 """The prefill machine's half of an endpoint: KV that leaves, by the key of its request.
 
-The way from this machine to one receiver: which transport it takes, and when it counts as gone.
+1. `Outgoing.await_offer` takes an order. It finds the `PeerLink` to the receiver in that epoch, or makes one:
+   `open_channel` chooses the transport, and the link's `Sender` begins the handshake.
+2. `state` is OFFERED when the receiver's blocks are known; `open` names ours.
+3. `send_layer` or `send_all`, and `note`, give the sender what is final and move what the channel takes at once.
+4. `poll` moves the rest on every link, fails links whose peer does not answer, drops those of an earlier epoch once the
+   peer has shown a later one, and counts what was sent.
+5. When the transfer is COMPLETED or FAILED and `may_free` is true, `forget` drops it.
+
+`sender` describes the same transfer from inside one link.
 """
 
 import contextlib
@@ -13,20 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from phasesplit.errors import TransferError
-from phasesplit.kv_transfer.channel import Channel, Condition, drive_sender
+from phasesplit.kv_transfer.channel import Channel, Condition
 from phasesplit.kv_transfer.chooser import Mode
 from phasesplit.kv_transfer.handshake import Identity
 from phasesplit.kv_transfer.layout import PeerInfo
 from phasesplit.kv_transfer.messages import Clock, ReservedBlocks, TransferTimeouts
 from phasesplit.kv_transfer.nixl_channel import NixlMemory, connect_nixl
-from phasesplit.kv_transfer.sender import Payload, Sender
+from phasesplit.kv_transfer.sender import Payload, Sender, drive_sender
 from phasesplit.kv_transfer.shared_memory import connect_shared_memory
 from phasesplit.kv_transfer.tcp import connect_tcp
-from phasesplit.kv_transfer.transfer_states import Departure
+from phasesplit.kv_transfer.transfer_states import OutboundState
 
 Address = Mapping[str, Any]
 """Where a machine listens: boot_id (text), unix (path or None), tcp and nixl ([host, port] or None each)."""
 
+_log = logging.getLogger(__name__)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -81,11 +90,11 @@ class PeerLink:
         our_boot_id: Of this host.
         memory: Our pool, where NIXL is in use.
         now_s: The instant.
-        patience_s: Time for the peer to answer the greeting, and to take the rest of a frame that nobody wants, > 0.
-        heartbeat_s: Time between heartbeats, > 0.
+        timeouts: How long to wait for what; `answer_s` bounds the handshake, and how long the peer may take for the
+            rest of a frame that nobody wants.
 
     Attributes:
-        is_logged: Whether operators were told that the channel is lost.
+        is_logged: Whether the log says that the channel is lost.
     """
 
     def __init__(
@@ -97,19 +106,16 @@ class PeerLink:
         our_boot_id: str,
         memory: NixlMemory | None,
         now_s: float,
-        *,
-        patience_s: float,
-        heartbeat_s: float,
+        timeouts: TransferTimeouts,
     ) -> None:
         self.peer = peer
         self.epoch = epoch
         self.sender = sender
         self.is_logged = False
         self._channel: Channel | None = None
-        self._patience_s = patience_s
-        self._heartbeat_s = heartbeat_s
-        self._next_heartbeat_s = now_s + heartbeat_s
-        self._late_from_s = now_s + patience_s
+        self._timeouts = timeouts
+        self._next_heartbeat_s = now_s + timeouts.heartbeat_s
+        self._deadline_s = now_s + timeouts.answer_s
         try:
             self._channel = open_channel(address, our_boot_id, memory)
         except (OSError, ValueError, TypeError, OverflowError) as error:
@@ -125,10 +131,10 @@ class PeerLink:
         if self._channel is None or self.sender.lost_because:
             return
         if now_s >= self._next_heartbeat_s:
-            self._next_heartbeat_s = now_s + self._heartbeat_s
+            self._next_heartbeat_s = now_s + self._timeouts.heartbeat_s
             self.sender.heartbeat()
         drive_sender(self.sender, self._channel, now_s)
-        self._judge(now_s)
+        self._check_deadline(now_s)
         if self.sender.lost_because:
             self._channel.close()
 
@@ -145,20 +151,18 @@ class PeerLink:
         if self._channel is not None:
             self._channel.close()
 
-    def _judge(self, now_s: float) -> None:
-        """Give the peer up where it does not do its part in time."""
+    def _check_deadline(self, now_s: float) -> None:
+        """End the channel where the peer does not do its part in time."""
+        answer_s = self._timeouts.answer_s
         if self.sender.receiver is None:
-            if now_s >= self._late_from_s:
-                self.sender.lost(f"{self.peer} has not answered the greeting within {self._patience_s:g} s")
+            if now_s >= self._deadline_s:
+                self.sender.lost(f"{self.peer} has not answered the handshake within {answer_s:g} s")
             return
         # Our blocks cannot be used again while part of a frame that nobody wants any more is left in the channel.
-        if self.is_idle or not self.sender.is_sending_in_vain:
-            self._late_from_s = now_s + self._patience_s
-        elif now_s >= self._late_from_s:
-            self.sender.lost(f"{self.peer} took nothing for {self._patience_s:g} s")
-
-
-_log = logging.getLogger(__name__)
+        if self.is_idle or not self.sender.is_sending_unwanted:
+            self._deadline_s = now_s + answer_s
+        elif now_s >= self._deadline_s:
+            self.sender.lost(f"{self.peer} took nothing for {answer_s:g} s")
 
 
 @dataclass(slots=True)
@@ -167,7 +171,7 @@ class Sent:
 
     Attributes:
         transfers: Transfers that were completed, by how they went.
-        failed: Transfers that were ordered and failed or were given up.
+        failed: Transfers that were ordered and failed or were aborted.
         size_bytes: Bytes of completed transfers.
         exposed_s: Sum over completed transfers of the time from the last layer given to the receiver's completion.
         last_exposed_s: That of the latest one.
@@ -197,7 +201,7 @@ class Outgoing:
         info: What this machine says of itself.
         pool: KV blocks, uint8 (layers, blocks, block bytes), contiguous; only read.
         clock: Returns the instant.
-        patience: How long to wait for what.
+        timeouts: How long to wait for what.
         memory: The pool, where NIXL is in use.
         secret: The cluster's key, or None.
     """
@@ -207,14 +211,14 @@ class Outgoing:
         info: PeerInfo,
         pool: Payload,
         clock: Clock,
-        patience: TransferTimeouts,
+        timeouts: TransferTimeouts,
         memory: NixlMemory | None = None,
         secret: bytes | None = None,
     ) -> None:
         self._info = info
         self._pool = pool
         self._clock = clock
-        self._patience = patience
+        self._timeouts = timeouts
         self._boot_id = boot_id()
         self._memory = memory
         self._secret = secret
@@ -234,8 +238,8 @@ class Outgoing:
             key: What both machines call the request.
             peer: Name of the receiver. The channel to it is opened unless there is one.
             address: Where it listens; its host is a number, for looking up a name may wait.
-            epoch: Its epoch. Once the machine itself has shown that it is in a later one than before, the channel to
-                its former life ends.
+            epoch: Its epoch. Once the machine itself has shown a later epoch than before, the channel of the earlier
+                one ends.
 
         Raises:
             TransferError: The epoch is stale, or the key was ordered before.
@@ -243,13 +247,13 @@ class Outgoing:
         if key in self._orders:
             raise TransferError(f"request {key} was ordered before")
         link = self._link(peer, address, epoch)
-        link.sender.await_offer(key, self._clock() + self._patience.transfer_s)
+        link.sender.await_offer(key, self._clock() + self._timeouts.transfer_s)
         self._orders[key] = _Order(link)
 
-    def state(self, key: str) -> Departure:
+    def state(self, key: str) -> OutboundState:
         """Return the state of a request's transfer; one that is not known has failed."""
         order = self._orders.get(key)
-        return order.link.sender.state(key) if order else Departure.FAILED
+        return order.link.sender.state(key) if order else OutboundState.FAILED
 
     def why(self, key: str) -> str:
         """Return why a transfer failed, or the empty text."""
@@ -275,7 +279,7 @@ class Outgoing:
         reservation = sender.offer(key)
         if reservation is None:
             raise TransferError(f"request {key}: {sender.why(key) or 'no blocks are offered for it'}")
-        sender.open(reservation, blocks, self._clock() + self._patience.transfer_s)
+        sender.open(reservation, blocks, self._clock() + self._timeouts.transfer_s)
 
     def send_layer(self, key: str, layer: int, first: int = 0, end: int | None = None) -> None:
         """Send blocks of a layer that are final, as far as goes without waiting; `poll` sends the rest.
@@ -316,7 +320,7 @@ class Outgoing:
         return order is None or order.link.sender.may_free(key, channel_idle=order.link.is_idle)
 
     def abort(self, key: str, why: str) -> None:
-        """Give up a request in any state, and turn down its offer when it comes; a second call changes nothing."""
+        """Abort a request in any state, and decline its offer when it comes; a second call changes nothing."""
         order = self._orders.get(key)
         for link in [order.link] if order else self._links.values():
             link.sender.abort(key, why)
@@ -367,17 +371,15 @@ class Outgoing:
         for link in self._to(peer):
             if link.sender.lost_because:
                 self._drop(link, link.sender.lost_because)
-        patience = self._patience
         link = self._links[peer, epoch] = PeerLink(
             peer,
             epoch,
-            Sender(self._info, self._pool, secret=self._secret, looks_for=(peer, epoch)),
+            Sender(self._info, self._pool, secret=self._secret, expected=(peer, epoch)),
             address,
             self._boot_id,
             self._memory,
             self._clock(),
-            patience_s=patience.answer_s,
-            heartbeat_s=patience.heartbeat_s,
+            self._timeouts,
         )
         link.poll(self._clock())
         return link
@@ -387,7 +389,7 @@ class Outgoing:
         return [link for link in self._links.values() if link.peer == peer]
 
     def _shown_epochs(self) -> dict[str, int]:
-        """Return the latest epoch that each machine has shown when it was met."""
+        """Return the latest epoch that each machine has shown in a handshake."""
         shown: dict[str, int] = {}
         for link in self._links.values():
             if link.sender.receiver is not None:
@@ -411,11 +413,11 @@ class Outgoing:
     def _count(self, key: str, order: _Order) -> None:
         """Add a transfer that has ended to what was sent, once."""
         state = order.link.sender.state(key)
-        if order.is_counted or state not in (Departure.COMPLETED, Departure.FAILED):
+        if order.is_counted or state not in (OutboundState.COMPLETED, OutboundState.FAILED):
             return
         order.is_counted = True
         reservation = order.link.sender.offer(key)
-        if state is Departure.FAILED or reservation is None:
+        if state is OutboundState.FAILED or reservation is None:
             self.sent.failed += 1
             return
         layout = self._info.layout

@@ -1,11 +1,18 @@
-"""The receiving end: reserved blocks, what has arrived in them, and when they are free again.
+"""The receiving end of all channels: reserved blocks, what has arrived in them, and when they are free again.
 
 It knows no socket and no clock: messages and instants go in, messages come out of `outbox`. A channel has a number,
 given by whoever drives it.
 
-Until when blocks of a pool wait for KV, and for whose. Time is an argument.
+One transfer at its receiver, with its states of `transfer_states`:
 
-One transfer at its receiver: what it may write, what has come of it, and what is missing.
+1. `reserve` holds blocks of the pool under a lease (RESERVED), and puts an OFFER with their numbers into `outbox` as
+   soon as the sender has a channel that has passed the handshake (`on_message`).
+2. `place` says where the bytes of a frame go, before they come: into the reservation, or nowhere.
+3. `on_message` FRAME and NOTE: checksum and place are right (RECEIVING). Heartbeats extend the lease.
+4. With the last part it answers READY, the one completion of a transfer (READY).
+5. `take` gives the blocks to their reader (READING), `release` gives them back to the pool (RELEASED).
+6. What fails before that, by an abort, a bad part or the end of the lease (`tick`), is DRAINING: its blocks stay held
+   until the sender has sent STOPPED, or its channel has ended (`lost`). Only then no byte can be written any more.
 """
 
 from collections import Counter, deque
@@ -18,6 +25,7 @@ from numpy.typing import NDArray
 
 from phasesplit.errors import TransferError
 from phasesplit.kv_transfer.block_pool import BlockPool, Holding, Use
+from phasesplit.kv_transfer.channel import Channel, Condition
 from phasesplit.kv_transfer.handshake import HandshakeServer
 from phasesplit.kv_transfer.layout import KvLayout, PeerInfo
 from phasesplit.kv_transfer.messages import (
@@ -30,7 +38,15 @@ from phasesplit.kv_transfer.messages import (
     offer_text,
     reason_text,
 )
-from phasesplit.kv_transfer.transfer_states import ARRIVAL_TABLE, Arrival, ArrivalEvent
+from phasesplit.kv_transfer.transfer_states import INBOUND_TABLE, InboundEvent, InboundState
+
+POISON = 0x47
+"""Byte that fills freed blocks where asked for; as floats of any size it reads as a large number.
+
+It has to be finite: kernels compute whole blocks and multiply what is behind the last token by zero.
+"""
+
+_REMEMBERED = 1_000
 
 
 @dataclass(slots=True)
@@ -127,7 +143,7 @@ class InboundTransfer:
     Attributes:
         lease: The blocks.
         sender: Machine that sends.
-        offer: What the sender is told of it; None where it learns of the reservation in another way.
+        offer: The message that offers it; None where the sender gets the reservation in another way.
         wants_note: Whether it is whole only with a note.
         arrived: Which blocks have come, bool (layers, blocks of the transfer).
         channels: Numbers of the channels that a part of it may still come through.
@@ -144,7 +160,7 @@ class InboundTransfer:
     arrived: NDArray[np.bool_]
     channels: set[int]
     note: bytes | None = None
-    state: Arrival = Arrival.RESERVED
+    state: InboundState = InboundState.RESERVED
     reason: ReleaseReason = ReleaseReason.COMPLETED
     why: str = ""
     _places: Mapping[int, int] = field(init=False)  # block in the pool -> its place in the transfer
@@ -157,7 +173,7 @@ class InboundTransfer:
         """Whether nothing is missing."""
         return bool(self.arrived.all()) and (self.note is not None or not self.wants_note)
 
-    def fault(self, frame: Message, layout: KvLayout) -> str:
+    def error_in(self, frame: Message, layout: KvLayout) -> str:
         """Return what is wrong with the address of a frame, or the empty text."""
         if frame.layer >= layout.layers or not frame.blocks:
             return "is outside the layers"
@@ -171,18 +187,9 @@ class InboundTransfer:
         return ""
 
     def seen(self, frame: Message) -> NDArray[np.bool_]:
-        """Return a view of which blocks of a frame without a fault have arrived."""
+        """Return a view of which blocks of a frame without an error have arrived."""
         first = self._places[frame.first_block]
         return self.arrived[frame.layer, first : first + frame.blocks]
-
-
-POISON = 0x47
-"""Byte that fills freed blocks where asked for; as floats of any size it reads as a large number.
-
-It has to be finite: kernels compute whole blocks and multiply what is behind the last token by zero.
-"""
-
-_REMEMBERED = 1_000
 
 
 class Receiver:
@@ -220,7 +227,7 @@ class Receiver:
         self._poison = poison
         self._inbound: dict[int, InboundTransfer] = {}
         self._secret = secret
-        self._handshakes: dict[int, HandshakeServer | None] = {}  # None: it was refused, and is heard no more
+        self._handshakes: dict[int, HandshakeServer | None] = {}  # None: it was refused, and gets no second attempt
         self._peers: dict[int, str] = {}
         self._epochs: dict[str, int] = {}
         self._why: dict[int, str] = {}  # of the latest that ended
@@ -253,7 +260,7 @@ class Receiver:
             sender: Machine that will send.
             now_s: The instant.
             lease_s: Time without a heartbeat, by default the receiver's.
-            offer: Tell the sender of the reservation, now or as soon as it has a channel to us.
+            offer: Send the reservation to the sender, now or as soon as it has a channel to us.
             wants_note: The transfer is whole only with a note.
 
         Raises:
@@ -275,16 +282,16 @@ class Receiver:
         inbound = InboundTransfer(lease, sender, offered, wants_note, arrived, channels)
         self._inbound[lease.number] = inbound
         if offered:
-            self._tell(inbound, offered)
+            self._send(inbound, offered)
         return reservation
 
-    def state(self, transfer: int) -> Arrival:
+    def state(self, transfer: int) -> InboundState:
         """Return the state of a transfer; one that is not known has been released."""
         inbound = self._inbound.get(transfer)
-        return inbound.state if inbound else Arrival.RELEASED
+        return inbound.state if inbound else InboundState.RELEASED
 
     def why(self, transfer: int) -> str:
-        """Return why a transfer failed or was given up, or the empty text; the latest 1,000 that ended are known."""
+        """Return why a transfer failed or was aborted, or the empty text; the latest 1,000 that ended are known."""
         inbound = self._inbound.get(transfer)
         return inbound.why if inbound else self._why.get(transfer, "")
 
@@ -300,11 +307,11 @@ class Receiver:
             TransferError: It is not whole, has failed, or was released.
         """
         inbound = self._inbound.get(transfer)
-        if inbound is None or ARRIVAL_TABLE[inbound.state][ArrivalEvent.READ] is None:
+        if inbound is None or INBOUND_TABLE[inbound.state][InboundEvent.READ] is None:
             state = self.state(transfer).name.lower()
             why = f" ({inbound.why})" if inbound and inbound.why else ""
             raise TransferError(f"transfer {transfer} is {state}{why}: its KV may not be read")
-        inbound.state = Arrival.READING
+        inbound.state = InboundState.READING
         return inbound.lease.blocks
 
     def note(self, transfer: int) -> bytes:
@@ -314,15 +321,15 @@ class Receiver:
 
     def release(self, transfer: int, now_s: float) -> None:
         """Give the blocks back; before the transfer is whole this aborts it. A second call changes nothing."""
-        whole = self.state(transfer) in (Arrival.READY, Arrival.READING)
+        whole = self.state(transfer) in (InboundState.READY, InboundState.READING)
         reason = ReleaseReason.COMPLETED if whole else ReleaseReason.ABORTED
-        self._happen(transfer, ArrivalEvent.RELEASE, now_s, reason, "released")
+        self._step(transfer, InboundEvent.RELEASE, now_s, reason, "released")
 
     def abort(
         self, transfer: int, now_s: float, why: str = "aborted", reason: ReleaseReason = ReleaseReason.ABORTED
     ) -> None:
-        """Give up a transfer in any state; a second call changes nothing."""
-        self._happen(transfer, ArrivalEvent.ABORT, now_s, reason, why)
+        """Abort a transfer in any state; a second call changes nothing."""
+        self._step(transfer, InboundEvent.ABORT, now_s, reason, why)
 
     def is_registered(self, channel: int) -> bool:
         """Return whether a machine has said through a channel who it is, and was welcome."""
@@ -332,9 +339,9 @@ class Receiver:
         """Let leases expire. A sender that did not stop when asked, within another lease, has its channel cut."""
         for lease in self.leases.expired(now_s):
             inbound = self._inbound[lease.number]
-            if inbound.state is Arrival.DRAINING:
+            if inbound.state is InboundState.DRAINING:
                 self.cuts |= inbound.channels
-            self._happen(lease.number, ArrivalEvent.EXPIRE, now_s, ReleaseReason.EXPIRED, "no heartbeat")
+            self._step(lease.number, InboundEvent.EXPIRE, now_s, ReleaseReason.EXPIRED, "no heartbeat")
             self.leases.extend(lease.number, now_s)
 
     def lost(self, channel: int, now_s: float) -> None:
@@ -345,14 +352,14 @@ class Receiver:
         for transfer in [number for number, inbound in self._inbound.items() if channel in inbound.channels]:
             self._inbound[transfer].channels.discard(channel)
             if not self._inbound[transfer].channels:
-                self._happen(transfer, ArrivalEvent.PEER_LOST, now_s, ReleaseReason.PEER_LOST, "the sender is gone")
+                self._step(transfer, InboundEvent.PEER_LOST, now_s, ReleaseReason.PEER_LOST, "the sender is gone")
 
     def place(self, channel: int, frame: Message) -> NDArray[np.uint8] | None:
         """Return where the bytes of a frame belong, uint8 (length,), or None where they must be thrown away."""
         if self._objection(channel, frame)[0]:
             return None
         inbound = self._inbound[frame.transfer]
-        if inbound.fault(frame, self._layout) or inbound.seen(frame).any():
+        if inbound.error_in(frame, self._layout) or inbound.seen(frame).any():
             return None
         return self._bytes(frame)
 
@@ -361,14 +368,11 @@ class Receiver:
         if channel not in self._peers:
             self._handshake(channel, message)
             return
-        word, why = self._objection(channel, message)
-        if word:
-            self.absorbed[word] += 1
-            if message.kind in (
-                MessageKind.FRAME,
-                MessageKind.NOTE,
-                MessageKind.HEARTBEAT,
-            ):  # its sender does not know yet
+        counted_as, why = self._objection(channel, message)
+        if counted_as:
+            self.absorbed[counted_as] += 1
+            if message.kind in (MessageKind.FRAME, MessageKind.NOTE, MessageKind.HEARTBEAT):
+                # Its sender does not know yet.
                 stop = Message(MessageKind.ABORT, message.epoch, message.transfer, text=reason_text(why))
                 self.outbox.append((channel, stop))
             return
@@ -379,17 +383,17 @@ class Receiver:
             self._on_note(self._inbound[transfer], message, now_s)
         elif message.kind is MessageKind.ABORT:
             why = message.text.decode(errors="replace")
-            self._happen(transfer, ArrivalEvent.PEER_ABORT, now_s, ReleaseReason.ABORTED, why)
+            self._step(transfer, InboundEvent.PEER_ABORT, now_s, ReleaseReason.ABORTED, why)
         elif message.kind is MessageKind.STOPPED:
-            self._happen(transfer, ArrivalEvent.PEER_STOPPED, now_s, ReleaseReason.ABORTED, "")
+            self._step(transfer, InboundEvent.PEER_STOPPED, now_s, ReleaseReason.ABORTED, "")
         elif message.kind is MessageKind.HEARTBEAT:
-            if self.state(transfer) is not Arrival.DRAINING:
+            if self.state(transfer) is not InboundState.DRAINING:
                 self.leases.extend(transfer, now_s)
         else:
             self.absorbed["message of a receiver"] += 1
 
     def _handshake(self, channel: int, message: Message) -> None:
-        """Hear who is at the other end of a channel; it has one attempt."""
+        """Take a message about who is at the other end of a channel; it has one attempt."""
         server = self._handshakes.setdefault(channel, HandshakeServer(self._info, self._secret))
         if server is None:
             self.absorbed["refused before"] += 1
@@ -409,19 +413,19 @@ class Receiver:
             self._handshakes[channel] = None
             self.outbox.append((channel, Message(MessageKind.REFUSE, text=reason_text(str(error)))))
             return
-        if theirs.epoch > latest:  # the machine was started again: nothing comes from its former life
+        if theirs.epoch > latest:  # the machine was started again: nothing may come from its earlier process
             self.cuts |= {number for number, name in self._peers.items() if name == theirs.machine}
         self._epochs[theirs.machine] = theirs.epoch
         self._peers[channel] = theirs.machine
         self.outbox.append((channel, server.welcome()))
         for inbound in self._inbound.values():
-            if inbound.sender == theirs.machine and inbound.state is Arrival.RESERVED:
+            if inbound.sender == theirs.machine and inbound.state is InboundState.RESERVED:
                 inbound.channels.add(channel)
                 if inbound.offer:
                     self.outbox.append((channel, inbound.offer))
 
     def _objection(self, channel: int, message: Message) -> tuple[str, str]:
-        """Return why a message cannot speak for its transfer, as a word to count it by and a reason; else empty."""
+        """Return why a message is of no transfer here: a name to count it under, and a reason; else empty texts."""
         inbound = self._inbound.get(message.transfer)
         if message.epoch != self._info.epoch:
             return "stale epoch", f"epoch {message.epoch} of {self._info.machine} is stale"
@@ -432,26 +436,26 @@ class Receiver:
         return "", ""
 
     def _on_frame(self, inbound: InboundTransfer, frame: Message, now_s: float) -> None:
-        if inbound.state not in (Arrival.RESERVED, Arrival.RECEIVING):
+        if inbound.state not in (InboundState.RESERVED, InboundState.RECEIVING):
             self.absorbed["late"] += 1
             return
-        fault = inbound.fault(frame, self._layout)
-        if not fault:
+        error = inbound.error_in(frame, self._layout)
+        if not error:
             seen = inbound.seen(frame)
             if seen.all():
                 self.absorbed["duplicate"] += 1
                 return
             if seen.any():
-                fault = "overlaps what has arrived"
+                error = "overlaps what has arrived"
             elif checksum(self._bytes(frame)) != frame.checksum:
-                fault = "has a wrong checksum"
+                error = "has a wrong checksum"
             else:
                 seen[:] = True
-        why = f"frame of layer {frame.layer}, block {frame.first_block} {fault}" if fault else ""
+        why = f"frame of layer {frame.layer}, block {frame.first_block} {error}" if error else ""
         self._take_in(inbound, why, now_s)
 
     def _on_note(self, inbound: InboundTransfer, message: Message, now_s: float) -> None:
-        if inbound.state not in (Arrival.RESERVED, Arrival.RECEIVING):
+        if inbound.state not in (InboundState.RESERVED, InboundState.RECEIVING):
             self.absorbed["late"] += 1
         elif inbound.note is not None or not inbound.wants_note:
             self.absorbed["duplicate" if inbound.wants_note else "unwanted note"] += 1
@@ -461,44 +465,42 @@ class Receiver:
             inbound.note = message.text
             self._take_in(inbound, "", now_s)
 
-    def _take_in(self, inbound: InboundTransfer, fault: str, now_s: float) -> None:
-        """Take note that a part came: whole, or with a fault."""
-        event = ArrivalEvent.LAST_PART if inbound.is_whole else ArrivalEvent.PART
-        self._happen(
-            inbound.lease.number, ArrivalEvent.BAD_PART if fault else event, now_s, ReleaseReason.REFUSED, fault
-        )
+    def _take_in(self, inbound: InboundTransfer, error: str, now_s: float) -> None:
+        """Take note that a part came: whole, or with an error."""
+        event = InboundEvent.LAST_PART if inbound.is_whole else InboundEvent.PART
+        self._step(inbound.lease.number, InboundEvent.BAD_PART if error else event, now_s, ReleaseReason.REFUSED, error)
 
     def _bytes(self, frame: Message) -> NDArray[np.uint8]:
         return self._pool[frame.layer, frame.first_block : frame.first_block + frame.blocks].reshape(-1)
 
-    def _happen(self, transfer: int, event: ArrivalEvent, now_s: float, reason: ReleaseReason, why: str) -> None:
+    def _step(self, transfer: int, event: InboundEvent, now_s: float, reason: ReleaseReason, why: str) -> None:
         """Take one step of the table, and do what entering the next state asks for."""
         inbound = self._inbound.get(transfer)
         if inbound is None:
             self.absorbed[event.name.lower()] += 1
             return
-        before, after = inbound.state, ARRIVAL_TABLE[inbound.state][event]
+        before, after = inbound.state, INBOUND_TABLE[inbound.state][event]
         if after is None:
             raise TransferError(f"transfer {transfer}: {event.name} in state {before.name}")
         if after is before:
             # A further part is the only event that is expected where it changes nothing.
-            if event is not ArrivalEvent.PART:
+            if event is not InboundEvent.PART:
                 self.absorbed[event.name.lower()] += 1
             return
         inbound.state = after
-        if before is not Arrival.DRAINING and after in (Arrival.DRAINING, Arrival.RELEASED):
+        if before is not InboundState.DRAINING and after in (InboundState.DRAINING, InboundState.RELEASED):
             inbound.reason, inbound.why = reason, why
-        if after is Arrival.READY:
-            self._tell(inbound, Message(MessageKind.READY, self._info.epoch, transfer))
-        elif after is Arrival.DRAINING:
-            self._tell(inbound, Message(MessageKind.ABORT, self._info.epoch, transfer, text=reason_text(why)))
+        if after is InboundState.READY:
+            self._send(inbound, Message(MessageKind.READY, self._info.epoch, transfer))
+        elif after is InboundState.DRAINING:
+            self._send(inbound, Message(MessageKind.ABORT, self._info.epoch, transfer, text=reason_text(why)))
             self.leases.extend(transfer, now_s)
             if not inbound.channels:  # nobody to stop
-                inbound.state = Arrival.RELEASED
-        if inbound.state is Arrival.RELEASED:
+                inbound.state = InboundState.RELEASED
+        if inbound.state is InboundState.RELEASED:
             self._free(inbound)
 
-    def _tell(self, inbound: InboundTransfer, message: Message) -> None:
+    def _send(self, inbound: InboundTransfer, message: Message) -> None:
         self.outbox.extend((channel, message) for channel in sorted(inbound.channels))
 
     def _free(self, inbound: InboundTransfer) -> None:
@@ -509,3 +511,26 @@ class Receiver:
         freed = self.leases.release(inbound.lease.number, inbound.reason)
         if self._poison and freed:
             self._pool[:, freed] = POISON
+
+
+def drive_receiver(receiver: Receiver, channels: Mapping[int, Channel], now_s: float) -> None:
+    """Move what can move without waiting, at the receiving end; channels that ended stay in the mapping."""
+    for number, channel in channels.items():
+
+        def place(frame: Message, number: int = number) -> NDArray[np.uint8] | None:
+            return receiver.place(number, frame)
+
+        for message in channel.poll(place):
+            receiver.on_message(number, message, now_s)
+    receiver.tick(now_s)
+    for _ in range(len(receiver.outbox)):
+        number, message = receiver.outbox.popleft()
+        there = number in channels and channels[number].condition is Condition.OPEN
+        if there and not channels[number].offer(message, None):
+            receiver.outbox.append((number, message))
+    for number, channel in channels.items():
+        if number in receiver.cuts:
+            channel.cut()
+        channel.flush()
+        if channel.condition is not Condition.OPEN:
+            receiver.lost(number, now_s)

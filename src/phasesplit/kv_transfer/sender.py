@@ -1,18 +1,26 @@
-"""The sending end: which transfers wait for it, and what became of each.
+"""The sending end of a channel: transfers to one receiver, without a socket and without a clock.
 
-It knows no socket and no clock. Blocks are read when a channel takes the frame, so the caller keeps them unchanged from
-`send` until `may_free`.
+One transfer at its sender, with its states of `transfer_states`:
 
-What a sender's channel takes next, in order: runs of blocks become frames when their turn comes.
+1. `await_offer`: our machine has an order for the key of a request (AWAITED). The receiver's OFFER comes before or
+   after it; an offer without an order waits `UNORDERED_S`, then the sender declines it.
+2. `on_message` joins OFFER and order (OFFERED).
+3. `open` names our blocks, the i-th for the i-th block of the offer (OPEN).
+4. `send` puts blocks of a layer into the `SendQueue` once they are final, as runs of neighbours; `note` puts the note
+   behind them.
+5. `drive_sender` gives the channel what `head` makes of the first entry: a run becomes a frame when its turn comes.
+   When the channel has taken the last part, the transfer is SENT.
+6. `on_message` READY completes it (COMPLETED). An abort by either end, a deadline (`tick`) or the end of the channel
+   (`lost`) before that fails it (FAILED).
+7. `may_free`: no byte of our blocks will be read any more. `forget` drops the record.
 
-What a sender knows of each transfer, found by the key of its request or by the number of its reservation.
+A channel reads blocks when it takes their frame, so the caller keeps them unchanged from `send` until `may_free`.
 
-Offer and order of a request come from different machines, in either order, and either may be withdrawn before the
-other is here. What was withdrawn is remembered for a while, so that its counterpart is turned down when it comes.
+Offer and order come from different machines, and either may be withdrawn before the other is here. What was declined
+or withdrawn is remembered for a while, so that its counterpart is declined when it comes.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -20,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasesplit.errors import TransferError
+from phasesplit.kv_transfer.channel import Channel, Condition
 from phasesplit.kv_transfer.handshake import HandshakeClient, Identity
 from phasesplit.kv_transfer.layout import PeerInfo
 from phasesplit.kv_transfer.messages import (
@@ -33,9 +42,11 @@ from phasesplit.kv_transfer.messages import (
     reason_text,
     runs,
 )
-from phasesplit.kv_transfer.transfer_states import DEPARTURE_TABLE, Departure, DepartureEvent
+from phasesplit.kv_transfer.transfer_states import OUTBOUND_TABLE, OutboundEvent, OutboundState
 
 Payload = NDArray[np.uint8]
+
+_REMEMBERED = 1_000
 
 
 class SendQueue:
@@ -106,9 +117,7 @@ def _is_part(entry: BlockRun | Message) -> bool:
     return isinstance(entry, BlockRun) or entry.kind is MessageKind.NOTE
 
 
-_REMEMBERED = 1_000
-
-Transfer = ReservedBlocks | str
+TransferName = ReservedBlocks | str
 """A transfer, named by its reservation or by the key that it was offered under."""
 
 
@@ -130,7 +139,7 @@ class OutboundTransfer:
     """
 
     deadline_s: float
-    state: Departure
+    state: OutboundState
     key: str = ""
     ordered: bool = True
     reservation: ReservedBlocks | None = None
@@ -150,85 +159,68 @@ class OutboundTransfer:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be sent."""
-        return self.state in (Departure.COMPLETED, Departure.FAILED)
+        return self.state in (OutboundState.COMPLETED, OutboundState.FAILED)
 
 
 class OutboundTransfers:
-    """All transfers of a sender, and the latest that were given up before all of it was known."""
+    """All transfers of a sender, and the latest that ended before all of it was known.
+
+    Attributes:
+        by_key: Those of a request that is known here.
+        by_number: Those whose reservation is known, by its number in the receiver's present epoch.
+        declined: Why nothing is sent for a key any more, for the latest keys.
+        withdrawn: The latest reservations that ended before they were offered.
+    """
 
     def __init__(self) -> None:
-        self._by_number: dict[int, OutboundTransfer] = {}
-        self._by_key: dict[str, OutboundTransfer] = {}
-        self._keys_given_up: dict[str, str] = {}  # with the reason
-        self._offers_withdrawn: deque[int] = deque(maxlen=_REMEMBERED)
+        self.by_key: dict[str, OutboundTransfer] = {}
+        self.by_number: dict[int, OutboundTransfer] = {}
+        self.declined: dict[str, str] = {}
+        self.withdrawn: deque[int] = deque(maxlen=_REMEMBERED)
 
     def every(self) -> list[OutboundTransfer]:
         """Return each transfer once, whether it has a key, a number or both."""
-        return [*self._by_key.values(), *(outbound for outbound in self._by_number.values() if not outbound.key)]
+        return [*self.by_key.values(), *(outbound for outbound in self.by_number.values() if not outbound.key)]
 
-    def numbered(self) -> Iterable[tuple[int, OutboundTransfer]]:
-        """Return the transfers whose reservation is known, with its number."""
-        return self._by_number.items()
-
-    def of_number(self, number: int) -> OutboundTransfer | None:
-        """Return the transfer of a reservation of this receiver in its present epoch."""
-        return self._by_number.get(number)
-
-    def of_key(self, key: str) -> OutboundTransfer | None:
-        """Return the transfer of a request."""
-        return self._by_key.get(key)
-
-    def look_up(self, transfer: Transfer) -> OutboundTransfer | None:
+    def look_up(self, name: TransferName) -> OutboundTransfer | None:
         """Return a transfer, or None where it is not known."""
-        if isinstance(transfer, str):
-            return self._by_key.get(transfer)
-        outbound = self._by_number.get(transfer.transfer)
-        return outbound if outbound and outbound.reservation and outbound.reservation.epoch == transfer.epoch else None
+        if isinstance(name, str):
+            return self.by_key.get(name)
+        outbound = self.by_number.get(name.transfer)
+        return outbound if outbound and outbound.reservation and outbound.reservation.epoch == name.epoch else None
 
-    def find(self, transfer: Transfer) -> OutboundTransfer:
+    def find(self, name: TransferName) -> OutboundTransfer:
         """Return a transfer.
 
         Raises:
             TransferError: It is not known.
         """
-        outbound = self.look_up(transfer)
+        outbound = self.look_up(name)
         if outbound is None:
-            name = transfer if isinstance(transfer, str) else f"{transfer.transfer} in epoch {transfer.epoch}"
-            raise TransferError(f"transfer {name} is not open here")
+            shown = name if isinstance(name, str) else f"{name.transfer} in epoch {name.epoch}"
+            raise TransferError(f"transfer {shown} is not open here")
         return outbound
 
     def add(self, outbound: OutboundTransfer) -> None:
         """Make a transfer known by what it has of key and reservation; once more when it has more."""
         if outbound.key:
-            self._by_key[outbound.key] = outbound
+            self.by_key[outbound.key] = outbound
         if outbound.reservation is not None:
-            self._by_number[outbound.reservation.transfer] = outbound
+            self.by_number[outbound.reservation.transfer] = outbound
 
     def drop(self, outbound: OutboundTransfer) -> None:
-        """Forget a transfer; what still comes under its key is turned down."""
+        """Forget a transfer; what still comes under its key is declined."""
         if outbound.reservation is not None:
-            self._by_number.pop(outbound.reservation.transfer, None)
+            self.by_number.pop(outbound.reservation.transfer, None)
         if outbound.key:
-            self._by_key.pop(outbound.key, None)
-            self.give_up(outbound.key, outbound.why or "it is over")
+            self.by_key.pop(outbound.key, None)
+            self.decline(outbound.key, outbound.why or "it is over")
 
-    def give_up(self, key: str, why: str) -> None:
+    def decline(self, key: str, why: str) -> None:
         """Remember that nothing is sent for a request any more."""
-        self._keys_given_up.setdefault(key, why)
-        while len(self._keys_given_up) > _REMEMBERED:
-            del self._keys_given_up[next(iter(self._keys_given_up))]
-
-    def given_up_because(self, key: str) -> str:
-        """Return why nothing is sent for a request any more, or the empty text; the latest of them are known."""
-        return self._keys_given_up.get(key, "")
-
-    def withdraw(self, number: int) -> None:
-        """Remember that a reservation ended before it was offered."""
-        self._offers_withdrawn.append(number)
-
-    def was_withdrawn(self, number: int) -> bool:
-        """Return whether a reservation is one of the latest that ended before they were offered."""
-        return number in self._offers_withdrawn
+        self.declined.setdefault(key, why)
+        while len(self.declined) > _REMEMBERED:
+            del self.declined[next(iter(self.declined))]
 
 
 FRAME_BYTES = 2 * 1024 * 1024
@@ -252,7 +244,7 @@ class Sender:
         pool: KV blocks, uint8 (layers, blocks, block bytes), contiguous; only read.
         frame_bytes: Longest frame; a block that is longer goes alone.
         secret: The cluster's key, which both ends prove to know; None: there is none.
-        looks_for: Name and epoch of the receiver; None: any.
+        expected: Name and epoch of the receiver; None: any.
     """
 
     def __init__(
@@ -262,13 +254,13 @@ class Sender:
         *,
         frame_bytes: int = FRAME_BYTES,
         secret: bytes | None = None,
-        looks_for: Identity | None = None,
+        expected: Identity | None = None,
     ) -> None:
         self._info = info
         self._pool = pool
         self._frame_blocks = max(1, frame_bytes // info.layout.block_bytes)
         self._transfers = OutboundTransfers()
-        self._client = HandshakeClient(info, secret, looks_for)
+        self._client = HandshakeClient(info, secret, expected)
         self._queue = SendQueue(pool)
         self._queue.add(self._client.hello())
         self._lost = ""
@@ -283,7 +275,7 @@ class Sender:
     def await_offer(self, key: str, deadline_s: float) -> None:
         """Take note that our machine has an order: blocks are, or will be, offered under a key.
 
-        It has failed at once where the channel has ended, or an offer under the key was withdrawn or turned down.
+        It has failed at once where the channel has ended, or an offer under the key was withdrawn or declined.
 
         Args:
             key: What both ends call the request.
@@ -292,18 +284,20 @@ class Sender:
         Raises:
             TransferError: The key was ordered before.
         """
-        outbound = self._transfers.of_key(key)
+        outbound = self._transfers.by_key.get(key)
         if outbound and outbound.ordered:
             raise TransferError(f"request {key} was ordered before")
         if outbound is None:
-            why = self._lost or self._transfers.given_up_because(key)
-            outbound = OutboundTransfer(deadline_s, Departure.FAILED if why else Departure.AWAITED, key, why=why)
+            why = self._lost or self._transfers.declined.get(key, "")
+            outbound = OutboundTransfer(
+                deadline_s, OutboundState.FAILED if why else OutboundState.AWAITED, key, why=why
+            )
             self._transfers.add(outbound)
         outbound.ordered, outbound.deadline_s = True, deadline_s
 
     def offer(self, key: str) -> ReservedBlocks | None:
         """Return what the receiver holds for a request, or None before its offer is here and after it was forgotten."""
-        outbound = self._transfers.of_key(key)
+        outbound = self._transfers.by_key.get(key)
         return outbound.reservation if outbound else None
 
     def open(self, reservation: ReservedBlocks, blocks: tuple[int, ...], deadline_s: float) -> None:
@@ -319,7 +313,7 @@ class Sender:
                 blocks or too many; a block is outside our pool; or the transfer is open, or has ended, already.
         """
         if self._lost or self.receiver is None:
-            raise TransferError(self._lost or "the receiver has not answered the greeting")
+            raise TransferError(self._lost or "the receiver has not answered the handshake")
         if (reservation.machine, reservation.epoch) != (self.receiver.machine, self.receiver.epoch):
             raise TransferError(
                 f"reservation of {reservation.machine} in epoch {reservation.epoch}, the receiver is "
@@ -331,18 +325,18 @@ class Sender:
             raise TransferError(f"blocks {blocks!r}, allowed are 0 to {self._pool.shape[1] - 1}")
         if min(reservation.blocks) < 0 or max(reservation.blocks) >= self.receiver.blocks:
             raise TransferError(f"reserved blocks {reservation.blocks!r} are outside the receiver's pool")
-        outbound = self._transfers.of_number(reservation.transfer)
+        outbound = self._transfers.by_number.get(reservation.transfer)
         if outbound is None:
-            outbound = OutboundTransfer(deadline_s, Departure.OFFERED, reservation=reservation)
+            outbound = OutboundTransfer(deadline_s, OutboundState.OFFERED, reservation=reservation)
             self._transfers.add(outbound)
-        elif outbound.state is not Departure.OFFERED:
+        elif outbound.state is not OutboundState.OFFERED:
             why = f" ({outbound.why})" if outbound.why else ""
             raise TransferError(f"transfer {reservation.transfer} is {outbound.state.name.lower()} already{why}")
         outbound.blocks, outbound.deadline_s, outbound.ordered = blocks, deadline_s, True
         outbound.unsent = np.ones((self._info.layout.layers, len(blocks)), np.bool_)
-        self._happen(outbound, DepartureEvent.BEGIN, "")
+        self._step(outbound, OutboundEvent.BEGIN, "")
 
-    def send(self, transfer: Transfer, layer: int, first: int = 0, end: int | None = None) -> None:
+    def send(self, transfer: TransferName, layer: int, first: int = 0, end: int | None = None) -> None:
         """Queue blocks of a layer that are final; nothing is queued for a transfer that has failed.
 
         Args:
@@ -361,19 +355,19 @@ class Sender:
         if not unsent[layer, first:end].all():
             raise TransferError(f"layer {layer}, blocks {first} to {end} were sent before")
         unsent[layer, first:end] = False
-        if outbound.state is not Departure.OPEN:
+        if outbound.state is not OutboundState.OPEN:
             return
         ours, theirs, places = outbound.blocks, reservation.blocks, range(first, end)
         for run in runs(reservation.transfer, layer, ours, theirs, places, self._frame_blocks):
             self._queue.add(run)
             outbound.queued += 1
 
-    def send_all(self, transfer: Transfer) -> None:
+    def send_all(self, transfer: TransferName) -> None:
         """Queue every layer: a serialized transfer."""
         for layer in range(self._info.layout.layers):
             self.send(transfer, layer)
 
-    def note(self, transfer: Transfer, text: bytes) -> None:
+    def note(self, transfer: TransferName, text: bytes) -> None:
         """Queue the note of a transfer; nothing is queued for one that has failed.
 
         Args:
@@ -387,27 +381,27 @@ class Sender:
         if outbound.noted or not reservation.wants_note or len(text) > LONGEST_TEXT_BYTES:
             raise TransferError(f"a note of {len(text)} bytes is not wanted in transfer {reservation.transfer}")
         outbound.noted = True
-        if outbound.state is Departure.OPEN:
-            self._say(MessageKind.NOTE, reservation.transfer, text, checksum=crc32(text))
+        if outbound.state is OutboundState.OPEN:
+            self._queue_message(MessageKind.NOTE, reservation.transfer, text, checksum=crc32(text))
             outbound.queued += 1
 
-    def state(self, transfer: Transfer) -> Departure:
+    def state(self, transfer: TransferName) -> OutboundState:
         """Return the state of a transfer."""
         return self._transfers.find(transfer).state
 
-    def why(self, transfer: Transfer) -> str:
+    def why(self, transfer: TransferName) -> str:
         """Return why a transfer failed, or the empty text."""
         return self._transfers.find(transfer).why
 
-    def abort(self, transfer: Transfer, why: str = "aborted") -> None:
-        """Give up a transfer, or what is offered under a key, in any state; a second call changes nothing."""
+    def abort(self, transfer: TransferName, why: str = "aborted") -> None:
+        """Abort a transfer, or what is offered under a key, in any state; a second call changes nothing."""
         outbound = self._transfers.look_up(transfer)
         if outbound is not None:
-            self._end(outbound, DepartureEvent.ABORT, why)
+            self._end(outbound, OutboundEvent.ABORT, why)
         elif isinstance(transfer, str):
-            self._transfers.give_up(transfer, why)  # its offer may still come
+            self._transfers.decline(transfer, why)  # its offer may still come
 
-    def may_free(self, transfer: Transfer, *, channel_idle: bool) -> bool:
+    def may_free(self, transfer: TransferName, *, channel_idle: bool) -> bool:
         """Return whether no byte of our blocks will be read any more.
 
         Args:
@@ -420,12 +414,12 @@ class Sender:
         return outbound.is_over and (channel_idle or self._queue.in_channel != outbound.reservation.transfer)
 
     @property
-    def is_sending_in_vain(self) -> bool:
+    def is_sending_unwanted(self) -> bool:
         """Whether what a channel took last is of a transfer that has failed or was forgotten."""
-        outbound = self._transfers.of_number(self._queue.in_channel)
-        return self._queue.in_channel > 0 and (outbound is None or outbound.state is Departure.FAILED)
+        outbound = self._transfers.by_number.get(self._queue.in_channel)
+        return self._queue.in_channel > 0 and (outbound is None or outbound.state is OutboundState.FAILED)
 
-    def forget(self, transfer: Transfer) -> None:
+    def forget(self, transfer: TransferName) -> None:
         """Drop what is known of a transfer that has ended; of one that has not, abort it first."""
         self.abort(transfer)
         outbound = self._transfers.look_up(transfer)
@@ -434,23 +428,23 @@ class Sender:
 
     def heartbeat(self) -> None:
         """Queue a heartbeat for every transfer that our machine has an order for and that goes on."""
-        going_on = (Departure.OFFERED, Departure.OPEN, Departure.SENT)
-        for number, outbound in self._transfers.numbered():
+        going_on = (OutboundState.OFFERED, OutboundState.OPEN, OutboundState.SENT)
+        for number, outbound in self._transfers.by_number.items():
             if outbound.ordered and outbound.state in going_on:
-                self._say(MessageKind.HEARTBEAT, number)
+                self._queue_message(MessageKind.HEARTBEAT, number)
 
     def tick(self, now_s: float) -> None:
-        """Let transfers whose deadline has passed fail; an offer without an order is turned down then."""
+        """Fail transfers whose deadline has passed; an offer without an order is declined then."""
         for outbound in self._transfers.every():
             if outbound.deadline_s <= now_s and not outbound.is_over:
-                self._end(outbound, DepartureEvent.EXPIRE, "not complete before the sender's deadline")
+                self._end(outbound, OutboundEvent.EXPIRE, "not complete before the sender's deadline")
 
     def lost(self, why: str) -> None:
         """Take note that the channel ended in any way: what is not complete has failed."""
         self._lost = self._lost or why
         self._queue.clear()
         for outbound in self._transfers.every():
-            self._happen(outbound, DepartureEvent.PEER_LOST, why)
+            self._step(outbound, OutboundEvent.PEER_LOST, why)
 
     def head(self) -> tuple[Message, Payload | None] | None:
         """Return what a channel should take next, the same until `taken`, or None."""
@@ -460,11 +454,11 @@ class Sender:
         """Take note that the channel took what `head` returned."""
         number = self._queue.taken()
         if number is not None:
-            outbound = self._transfers.of_number(number)
+            outbound = self._transfers.by_number.get(number)
             assert outbound is not None  # noqa: S101 - what ends leaves the queue
             outbound.queued -= 1
             if outbound.is_sent:
-                self._happen(outbound, DepartureEvent.LAST_SENT, "")
+                self._step(outbound, OutboundEvent.LAST_SENT, "")
 
     def on_message(self, message: Message, now_s: float) -> None:
         """Take a message of the receiver."""
@@ -478,16 +472,16 @@ class Sender:
         elif message.kind is MessageKind.OFFER:
             self._on_offer(message, self.receiver, now_s)
         elif message.kind is MessageKind.READY:
-            outbound = self._transfers.of_number(message.transfer)
-            self._happen(outbound, DepartureEvent.PEER_READY, "completed before it was sent")
+            outbound = self._transfers.by_number.get(message.transfer)
+            self._step(outbound, OutboundEvent.PEER_READY, "completed before it was sent")
         elif message.kind is MessageKind.ABORT:
-            outbound = self._transfers.of_number(message.transfer)
-            self._happen(outbound, DepartureEvent.PEER_ABORT, text)
+            outbound = self._transfers.by_number.get(message.transfer)
+            self._step(outbound, OutboundEvent.PEER_ABORT, text)
             if outbound is None:
-                self._transfers.withdraw(message.transfer)
+                self._transfers.withdrawn.append(message.transfer)
             elif not outbound.ordered:
                 self._transfers.drop(outbound)
-            self._say(MessageKind.STOPPED, message.transfer)
+            self._queue_message(MessageKind.STOPPED, message.transfer)
         else:
             self.absorbed["message of a sender"] += 1
 
@@ -503,7 +497,7 @@ class Sender:
             self.lost(str(error))
 
     def _on_offer(self, message: Message, receiver: PeerInfo, now_s: float) -> None:
-        """Join an offer to its order, keep it until there is one, or turn it down."""
+        """Join an offer to its order, keep it until there is one, or decline it."""
         try:
             key, reservation = read_offer(message.text, receiver.blocks)
             named = (reservation.machine, reservation.epoch, reservation.transfer)
@@ -511,56 +505,75 @@ class Sender:
                 raise TransferError(f"an offer of {named} from {receiver.machine}")
         except TransferError as error:
             self.absorbed["bad offer"] += 1
-            self._say(MessageKind.ABORT, message.transfer, reason_text(str(error)))
+            self._queue_message(MessageKind.ABORT, message.transfer, reason_text(str(error)))
             return
-        outbound = self._transfers.of_key(key)
+        outbound = self._transfers.by_key.get(key)
         if outbound is not None and outbound.reservation == reservation:
             self.absorbed["duplicate"] += 1
-        elif self._transfers.was_withdrawn(message.transfer):
+        elif message.transfer in self._transfers.withdrawn:
             self.absorbed["withdrawn offer"] += 1
         elif why := self._objection(key, outbound):
-            self._say(MessageKind.ABORT, message.transfer, reason_text(why))
+            self._queue_message(MessageKind.ABORT, message.transfer, reason_text(why))
         else:
             if outbound is None:
-                outbound = OutboundTransfer(now_s + UNORDERED_S, Departure.AWAITED, key, ordered=False)
+                outbound = OutboundTransfer(now_s + UNORDERED_S, OutboundState.AWAITED, key, ordered=False)
             outbound.reservation = reservation
             self._transfers.add(outbound)
-            self._happen(outbound, DepartureEvent.OFFER, "")
+            self._step(outbound, OutboundEvent.OFFER, "")
 
     def _objection(self, key: str, outbound: OutboundTransfer | None) -> str:
-        """Return why a new offer is turned down, or the empty text."""
+        """Return why a new offer is declined, or the empty text."""
         if outbound is not None:
-            return "" if outbound.state is Departure.AWAITED else outbound.why or "the key has a reservation already"
+            is_awaited = outbound.state is OutboundState.AWAITED
+            return "" if is_awaited else outbound.why or "the key has a reservation already"
         if sum(not each.ordered for each in self._transfers.every()) >= MOST_UNORDERED:
             return f"{MOST_UNORDERED} offers wait for their orders already"
-        return self._transfers.given_up_because(key)
+        return self._transfers.declined.get(key, "")
 
-    def _opened(self, transfer: Transfer) -> tuple[OutboundTransfer, ReservedBlocks, NDArray[np.bool_]]:
+    def _opened(self, transfer: TransferName) -> tuple[OutboundTransfer, ReservedBlocks, NDArray[np.bool_]]:
         outbound = self._transfers.find(transfer)
         if outbound.reservation is None or outbound.unsent is None:
             raise TransferError(f"transfer {outbound.key} is {outbound.state.name.lower()}: it was not opened")
         return outbound, outbound.reservation, outbound.unsent
 
-    def _say(self, kind: MessageKind, transfer: int, text: bytes = b"", checksum: int = 0) -> None:
+    def _queue_message(self, kind: MessageKind, transfer: int, text: bytes = b"", checksum: int = 0) -> None:
         if self.receiver is not None and not self._lost:
             self._queue.add(Message(kind, self.receiver.epoch, transfer, text=text, checksum=checksum))
 
-    def _end(self, outbound: OutboundTransfer, event: DepartureEvent, why: str) -> None:
-        """Give up a transfer, tell the receiver if it knows of it, and forget it where nobody here does."""
-        if self._happen(outbound, event, why) and outbound.reservation is not None:
-            self._say(MessageKind.ABORT, outbound.reservation.transfer, reason_text(why))
+    def _end(self, outbound: OutboundTransfer, event: OutboundEvent, why: str) -> None:
+        """End a transfer, send an ABORT if the receiver knows of it, and drop it where there is no order for it."""
+        if self._step(outbound, event, why) and outbound.reservation is not None:
+            self._queue_message(MessageKind.ABORT, outbound.reservation.transfer, reason_text(why))
         if not outbound.ordered:
             self._transfers.drop(outbound)
 
-    def _happen(self, outbound: OutboundTransfer | None, event: DepartureEvent, why: str) -> bool:
+    def _step(self, outbound: OutboundTransfer | None, event: OutboundEvent, why: str) -> bool:
         """Take one step of the table; return whether it changed the state."""
-        after = DEPARTURE_TABLE[outbound.state][event] if outbound else None
+        after = OUTBOUND_TABLE[outbound.state][event] if outbound else None
         if outbound is None or after is None or after is outbound.state:
             self.absorbed[event.name.lower()] += 1
             return False
         outbound.state = after
-        if after is Departure.FAILED:
+        if after is OutboundState.FAILED:
             outbound.why = why
             if outbound.reservation is not None:
                 self._queue.drop(outbound.reservation.transfer)
         return True
+
+
+def drive_sender(sender: Sender, channel: Channel, now_s: float) -> None:
+    """Move what can move without waiting, at the sending end."""
+    for message in channel.poll(_nowhere):
+        sender.on_message(message, now_s)
+    sender.tick(now_s)
+    while channel.condition is Condition.OPEN and (head := sender.head()) and channel.offer(*head):
+        sender.taken()
+    channel.flush()
+    if channel.condition is not Condition.OPEN and not sender.lost_because:
+        why = f" ({channel.why})" if channel.why else ""
+        sender.lost(f"the channel is {channel.condition.value}{why}")
+
+
+def _nowhere(frame: Message) -> None:
+    """Return no place: a receiver sends no frames."""
+    del frame

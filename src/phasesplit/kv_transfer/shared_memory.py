@@ -3,7 +3,7 @@
 The pool is an anonymous file (memfd) whose descriptor goes to a sender with the WELCOME, so a peer that was refused
 never sees it, and nothing is left behind by processes that are killed (`multiprocessing.shared_memory` leaves a name
 in /dev/shm, and its tracker takes it from under those who still use it). A sender that has it belongs to the same user
-and is trusted to write where its reservation says; the receiver checks the place and the bytes of what it is told of.
+and is trusted to write where its reservation says; the receiver checks the place and the bytes of each frame.
 
 The copy comes before the message in program order, and the kernel's locks in `send` and `recv` order them for other
 processors too.
@@ -75,14 +75,14 @@ class SharedMemoryChannel:
         self._pool = pool
         self._target: NDArray[np.uint8] | None = None
         self._copied: Message | None = None
-        self._deaf = False
+        self._is_cut = False
         self._buffer = bytearray(HEADER_BYTES + LONGEST_TEXT_BYTES)
         self.condition = Condition.OPEN
         self.why = ""
 
     def offer(self, message: Message, payload: NDArray[np.uint8] | None) -> bool:
         """See `Channel.offer`; the bytes are in the receiver's pool before the message is sent."""
-        if self.condition is not Condition.OPEN or self._deaf:
+        if self.condition is not Condition.OPEN or self._is_cut:
             return False
         if payload is not None and message is not self._copied:
             if self._target is None:
@@ -126,7 +126,7 @@ class SharedMemoryChannel:
                 if not packed:
                     self._end(Condition.CLOSED)
                     break
-                if self._deaf:
+                if self._is_cut:
                     continue
                 message = unpack(packed[:HEADER_BYTES], packed[HEADER_BYTES:])
                 if message.kind is MessageKind.WELCOME and files and self._pool is None:
@@ -142,7 +142,7 @@ class SharedMemoryChannel:
 
     def cut(self) -> None:
         """See `Channel.cut`: only the peer's own end, or its death, proves that it writes no more."""
-        self._deaf = True
+        self._is_cut = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 
-class Arrival(Enum):
+class InboundState(Enum):
     """A transfer at its receiver."""
 
     RESERVED = auto()  # blocks are held, nothing has come
@@ -19,7 +19,7 @@ class Arrival(Enum):
     RELEASED = auto()  # the blocks are free
 
 
-class ArrivalEvent(Enum):
+class InboundEvent(Enum):
     """What happens to a transfer at its receiver."""
 
     PART = auto()  # a frame or the note came whole
@@ -27,14 +27,14 @@ class ArrivalEvent(Enum):
     BAD_PART = auto()  # wrong checksum, or outside the reservation
     READ = auto()  # the decode phase takes the blocks
     RELEASE = auto()  # the decode phase is done, or never began
-    ABORT = auto()  # our side gives up
-    EXPIRE = auto()  # no word of the sender before the deadline
-    PEER_ABORT = auto()  # the sender gives up, and has stopped
-    PEER_STOPPED = auto()  # the sender has stopped because we gave up
+    ABORT = auto()  # our side aborts
+    EXPIRE = auto()  # nothing of the sender came before the deadline
+    PEER_ABORT = auto()  # the sender aborts, and has stopped
+    PEER_STOPPED = auto()  # the sender has stopped because we aborted
     PEER_LOST = auto()  # the channel ended in any way
 
 
-class Departure(Enum):
+class OutboundState(Enum):
     """A transfer at its sender."""
 
     AWAITED = auto()  # the prompt is here, the receiver's offer is not
@@ -45,87 +45,89 @@ class Departure(Enum):
     FAILED = auto()  # anything else
 
 
-class DepartureEvent(Enum):
+class OutboundEvent(Enum):
     """What happens to a transfer at its sender."""
 
     OFFER = auto()  # the receiver says which blocks wait
     BEGIN = auto()  # our blocks are named
     LAST_SENT = auto()  # a channel took the last part
     PEER_READY = auto()  # the receiver's completion
-    PEER_ABORT = auto()  # the receiver gives up
-    ABORT = auto()  # our side gives up
+    PEER_ABORT = auto()  # the receiver aborts
+    ABORT = auto()  # our side aborts
     EXPIRE = auto()  # not complete before the deadline
     PEER_LOST = auto()  # the channel ended in any way
 
 
-def _failing(state: Arrival) -> dict[ArrivalEvent, Arrival | None]:
+def _failing(state: InboundState) -> dict[InboundEvent, InboundState | None]:
     """Return the row of a state in which the sender may still write: whatever goes wrong, it must stop first."""
     return {
-        ArrivalEvent.PART: Arrival.RECEIVING,
-        ArrivalEvent.LAST_PART: Arrival.READY,
-        ArrivalEvent.BAD_PART: Arrival.DRAINING,
-        ArrivalEvent.READ: None,
-        ArrivalEvent.RELEASE: Arrival.DRAINING,
-        ArrivalEvent.ABORT: Arrival.DRAINING,
-        ArrivalEvent.EXPIRE: Arrival.DRAINING,
-        ArrivalEvent.PEER_ABORT: Arrival.RELEASED,
-        ArrivalEvent.PEER_STOPPED: state,
-        ArrivalEvent.PEER_LOST: Arrival.RELEASED,
+        InboundEvent.PART: InboundState.RECEIVING,
+        InboundEvent.LAST_PART: InboundState.READY,
+        InboundEvent.BAD_PART: InboundState.DRAINING,
+        InboundEvent.READ: None,
+        InboundEvent.RELEASE: InboundState.DRAINING,
+        InboundEvent.ABORT: InboundState.DRAINING,
+        InboundEvent.EXPIRE: InboundState.DRAINING,
+        InboundEvent.PEER_ABORT: InboundState.RELEASED,
+        InboundEvent.PEER_STOPPED: state,
+        InboundEvent.PEER_LOST: InboundState.RELEASED,
     }
 
 
-def _whole(state: Arrival, after_peer_abort: Arrival) -> dict[ArrivalEvent, Arrival | None]:
+def _whole(state: InboundState, after_peer_abort: InboundState) -> dict[InboundEvent, InboundState | None]:
     """Return the row of a state in which everything has arrived: the sender writes no more.
 
-    A deadline passes without consequence: it waits for the sender's word, and what is here waits for its reader, even
-    for one that computes for longer than a lease. Until it is read the sender may still take it back.
+    A deadline passes without consequence: it bounds the time without the sender, and what is here waits for its
+    reader, even for one that computes for longer than a lease. Until it is read the sender may still take it back.
     """
     return {
-        **dict.fromkeys(ArrivalEvent, state),
-        ArrivalEvent.READ: Arrival.READING,
-        ArrivalEvent.RELEASE: Arrival.RELEASED,
-        ArrivalEvent.ABORT: Arrival.RELEASED,
-        ArrivalEvent.PEER_ABORT: after_peer_abort,
+        **dict.fromkeys(InboundEvent, state),
+        InboundEvent.READ: InboundState.READING,
+        InboundEvent.RELEASE: InboundState.RELEASED,
+        InboundEvent.ABORT: InboundState.RELEASED,
+        InboundEvent.PEER_ABORT: after_peer_abort,
     }
 
 
-ARRIVAL_TABLE: Mapping[Arrival, Mapping[ArrivalEvent, Arrival | None]] = {
-    Arrival.RESERVED: _failing(Arrival.RESERVED),
-    Arrival.RECEIVING: _failing(Arrival.RECEIVING),
-    Arrival.READY: _whole(Arrival.READY, Arrival.RELEASED),
-    Arrival.READING: _whole(Arrival.READING, Arrival.READING),
-    Arrival.DRAINING: {
-        **dict.fromkeys(ArrivalEvent, Arrival.DRAINING),
-        ArrivalEvent.READ: None,
-        ArrivalEvent.PEER_ABORT: Arrival.RELEASED,
-        ArrivalEvent.PEER_STOPPED: Arrival.RELEASED,
-        ArrivalEvent.PEER_LOST: Arrival.RELEASED,
+INBOUND_TABLE: Mapping[InboundState, Mapping[InboundEvent, InboundState | None]] = {
+    InboundState.RESERVED: _failing(InboundState.RESERVED),
+    InboundState.RECEIVING: _failing(InboundState.RECEIVING),
+    InboundState.READY: _whole(InboundState.READY, InboundState.RELEASED),
+    InboundState.READING: _whole(InboundState.READING, InboundState.READING),
+    InboundState.DRAINING: {
+        **dict.fromkeys(InboundEvent, InboundState.DRAINING),
+        InboundEvent.READ: None,
+        InboundEvent.PEER_ABORT: InboundState.RELEASED,
+        InboundEvent.PEER_STOPPED: InboundState.RELEASED,
+        InboundEvent.PEER_LOST: InboundState.RELEASED,
     },
-    Arrival.RELEASED: {**dict.fromkeys(ArrivalEvent, Arrival.RELEASED), ArrivalEvent.READ: None},
+    InboundState.RELEASED: {**dict.fromkeys(InboundEvent, InboundState.RELEASED), InboundEvent.READ: None},
 }
 
 
-def _going_on(changes: Mapping[DepartureEvent, Departure]) -> dict[DepartureEvent, Departure]:
+def _going_on(changes: Mapping[OutboundEvent, OutboundState]) -> dict[OutboundEvent, OutboundState]:
     """Return the row of a state that any other event ends.
 
-    A completion for what was not sent is a lie of the peer: nothing may be built on it.
+    A completion of what was not sent is wrong, so the transfer fails.
     """
-    return {**dict.fromkeys(DepartureEvent, Departure.FAILED), **changes}
+    return {**dict.fromkeys(OutboundEvent, OutboundState.FAILED), **changes}
 
 
-DEPARTURE_TABLE: Mapping[Departure, Mapping[DepartureEvent, Departure]] = {
-    Departure.AWAITED: _going_on({DepartureEvent.OFFER: Departure.OFFERED}),
-    Departure.OFFERED: _going_on(
-        {DepartureEvent.OFFER: Departure.OFFERED, DepartureEvent.BEGIN: Departure.OPEN},
+OUTBOUND_TABLE: Mapping[OutboundState, Mapping[OutboundEvent, OutboundState]] = {
+    OutboundState.AWAITED: _going_on({OutboundEvent.OFFER: OutboundState.OFFERED}),
+    OutboundState.OFFERED: _going_on(
+        {OutboundEvent.OFFER: OutboundState.OFFERED, OutboundEvent.BEGIN: OutboundState.OPEN},
     ),
-    Departure.OPEN: _going_on({DepartureEvent.OFFER: Departure.OPEN, DepartureEvent.LAST_SENT: Departure.SENT}),
-    Departure.SENT: _going_on(
+    OutboundState.OPEN: _going_on(
+        {OutboundEvent.OFFER: OutboundState.OPEN, OutboundEvent.LAST_SENT: OutboundState.SENT}
+    ),
+    OutboundState.SENT: _going_on(
         {
-            DepartureEvent.OFFER: Departure.SENT,
-            DepartureEvent.LAST_SENT: Departure.SENT,
-            DepartureEvent.PEER_READY: Departure.COMPLETED,
+            OutboundEvent.OFFER: OutboundState.SENT,
+            OutboundEvent.LAST_SENT: OutboundState.SENT,
+            OutboundEvent.PEER_READY: OutboundState.COMPLETED,
         }
     ),
-    Departure.COMPLETED: dict.fromkeys(DepartureEvent, Departure.COMPLETED),
-    Departure.FAILED: dict.fromkeys(DepartureEvent, Departure.FAILED),
+    OutboundState.COMPLETED: dict.fromkeys(OutboundEvent, OutboundState.COMPLETED),
+    OutboundState.FAILED: dict.fromkeys(OutboundEvent, OutboundState.FAILED),
 }

@@ -69,7 +69,7 @@ def worker_half(
         tcp=_listening(settings, settings.transfer_port),
         nixl=_listening(settings, settings.nixl_port),
         clock=time.monotonic,
-        patience=TransferTimeouts(**(settings.timeouts or {})),
+        timeouts=TransferTimeouts(**(settings.timeouts or {})),
         secret=key,
     )
     reports, threshold_tokens = Reports(settings.reports), settings.threshold_tokens

@@ -32,7 +32,7 @@ from phasesplit.kv_transfer.endpoint import KvEndpoint
 from phasesplit.kv_transfer.incoming import Incoming
 from phasesplit.kv_transfer.messages import NoRoomError
 from phasesplit.kv_transfer.outgoing import Outgoing
-from phasesplit.kv_transfer.transfer_states import Arrival, Departure
+from phasesplit.kv_transfer.transfer_states import InboundState, OutboundState
 from phasesplit.vllm.reports import Reports
 from phasesplit.vllm.scheduler_half import ReceiveOrder, SendOrder
 from phasesplit.vllm.staging import Device, IsDone, Slots
@@ -186,11 +186,11 @@ class StagedSends:
         has_moved = self._send_copied()
         for staged in list(self._sends.values()):
             state = self._outgoing.state(staged.order.key)
-            if state is Departure.OFFERED:
+            if state is OutboundState.OFFERED:
                 staged.is_offered = True
                 if staged.blocks is not None and staged.slots is None:
                     has_moved |= self._send_whole(staged)
-            elif state in (Departure.COMPLETED, Departure.FAILED):
+            elif state in (OutboundState.COMPLETED, OutboundState.FAILED):
                 has_moved |= self._end(staged, state)
         return has_moved
 
@@ -202,7 +202,7 @@ class StagedSends:
             if is_done is not None and not is_done():
                 break
             self._copying.popleft()
-            if self._outgoing.state(staged.order.key) is Departure.OPEN:
+            if self._outgoing.state(staged.order.key) is OutboundState.OPEN:
                 send()
                 has_sent = True
         return has_sent
@@ -219,13 +219,13 @@ class StagedSends:
         self._send_copied()
         return True
 
-    def _end(self, staged: StagedSend, state: Departure) -> bool:
+    def _end(self, staged: StagedSend, state: OutboundState) -> bool:
         key = staged.order.key
         is_copied = all(part[0] is not staged for part in self._copying)
         if not staged.is_over:
             # Nothing is staged for it any more once this is set, so its slots have their last owner.
             staged.is_over = True
-            if state is Departure.FAILED:
+            if state is OutboundState.FAILED:
                 self._reports.send({"gone": key, "why": self._outgoing.why(key) or "the transfer failed"})
         # The model's thread may be about to copy into the slots until it has reported that the request has ended.
         has_ended = staged.blocks is not None or staged.is_aborted
@@ -308,14 +308,14 @@ class StagedReceives:
 
     def _check(self, staged: StagedReceive) -> bool:
         order, state = staged.order, self._incoming.state(staged.order.key)
-        if state is Arrival.READY:
+        if state is InboundState.READY:
             slots = self._incoming.take(order.key).blocks
             self._device.scatter(slots[order.first :], order.blocks[order.first :])
             self._incoming.release(order.key)
             del self._receives[order.request]
             self._received(order.request, True)
             self._reports.send({"kv_ready": order.key})
-        elif state in (Arrival.DRAINING, Arrival.RELEASED):
+        elif state in (InboundState.DRAINING, InboundState.RELEASED):
             self._end(staged, self._incoming.why(order.key) or "the transfer failed")
         else:
             return False
