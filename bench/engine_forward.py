@@ -3,7 +3,7 @@
 Run with `python bench/engine_forward.py [MODEL.gguf]` (by default the default model, fetched if need be). The floor is
 measured in the same run: OpenBLAS sgemm for arithmetic, one large dot product for reading memory. Of the prefill phase
 it counts the arithmetic that one wanted row needs (the last layer needs only KV of the others); of a step of the decode
-phase the larger of arithmetic and of reading weights and KV once. llama.cpp and torch run beside it where they are
+phase the larger of arithmetic and of reading weights and KV once. llama.cpp and torch run next to it where they are
 installed.
 """
 
@@ -154,7 +154,7 @@ class Bench:
 
     def prompt_table(self) -> None:
         """Print the speed of prompts computed in one iteration."""
-        print(f"\nprompt phase, {self.model.precision}\n{'tokens':>8} {'tokens/s':>9} {'of sgemm':>9} {'goal':>6}")
+        print(f"\nprefill, {self.model.precision}\n{'tokens':>8} {'tokens/s':>9} {'of sgemm':>9} {'goal':>6}")
         for tokens in PROMPTS:
             width = -(-tokens // BLOCK_TOKENS)
             forward = Forward(self.model, KvCache(self.model.config, width))
@@ -165,7 +165,7 @@ class Bench:
 
     def step_table(self) -> None:
         """Print the time of one step of the decode phase."""
-        print(f"\ntoken phase, {self.model.precision}, context {CONTEXT}")
+        print(f"\ndecode, {self.model.precision}, context {CONTEXT}")
         print(f"{'batch':>8} {'best ms':>9} {'median':>9} {'of floor':>9} {'goal':>6}")
         for sequences in BATCHES:
             forward, step = self.at_context(sequences)

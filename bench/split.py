@@ -1,4 +1,4 @@
-"""What a split costs between first and second token: transfers in both modes, beside one machine that does both.
+"""What a split costs between first and second token: transfers in both modes, next to one machine that does both.
 
 Run with `python bench/split.py` on an idle machine: a prefill machine and a decode machine as `serve` starts them,
 each in a process with a core of its own, with the default model. The decode machine serves the same prompts whole as
@@ -61,31 +61,29 @@ def main() -> None:
 def between_machines() -> None:
     """Print the second token's delay and the prefill phase's, by prompt length."""
     print("\nby the engines' clock, medians of 1 to 9; the second token counts from the first, on the other machine")
-    print(
-        "          one engine       serialized                 layer by layer             KV left         prefill phase"
-    )
+    print("          one engine       serialized                 layer by layer             KV left         prefill")
     print(
         "  tokens  2nd  later       2nd     over 2nd, later    2nd     over 2nd, later   serial. layers  serial. layers"
     )
     with (
         tempfile.TemporaryDirectory(prefix="kv") as folder,
-        Machine("prompt", folder) as prompt,
-        Machine("token", folder) as token,
+        Machine("prefill", folder) as prefill,
+        Machine("decode", folder) as decode,
     ):
         for mode in MODES:
-            prompt.split_with(token, 64, mode)
+            prefill.split_with(decode, 64, mode)
         for tokens, rounds in ROUNDS.items():
-            print(line(tokens, prompt, token, rounds), flush=True)
+            print(line(tokens, prefill, decode, rounds), flush=True)
 
 
-def line(tokens: int, prompt: "Machine", token: "Machine", rounds: int) -> str:
+def line(tokens: int, prefill: "Machine", decode: "Machine", rounds: int) -> str:
     """Measure one prompt length and return its line."""
     wholes: list[list[float]] = []
     splits: dict[str, list[Split]] = {mode: [] for mode in MODES}
     for _ in range(rounds):
-        wholes.append(token.whole(tokens))
+        wholes.append(decode.whole(tokens))
         for mode, of_mode in splits.items():
-            of_mode.append(prompt.split_with(token, tokens, mode))
+            of_mode.append(prefill.split_with(decode, tokens, mode))
     second_s = statistics.median(gaps_s[0] for gaps_s in wholes)
     later_s = statistics.median(itertools.chain.from_iterable(gaps_s[1:] for gaps_s in wholes))
     serialized, layers = (Split(*map(statistics.median, zip(*splits[mode], strict=True))) for mode in MODES)
@@ -121,7 +119,7 @@ class Machine:
 
     def __init__(self, home: str, folder: str) -> None:
         self._orders, there = multiprocessing.get_context("spawn").Pipe()
-        core = 0 if home == "prompt" else 1
+        core = 0 if home == "prefill" else 1
         self._process = multiprocessing.get_context("spawn").Process(
             target=be_machine, args=(home, core, folder, there)
         )
@@ -132,16 +130,16 @@ class Machine:
     def whole(self, tokens: int) -> list[float]:
         """Serve a prompt alone; return the times between tokens, in seconds."""
         self._orders.send(Order(f"whole.{next(self._numbers)}", tokens, None, 0))
-        told: Told = self._orders.recv()
-        return [later - earlier for earlier, later in itertools.pairwise(told.tokens_s)]
+        measured: Measured = self._orders.recv()
+        return [later - earlier for earlier, later in itertools.pairwise(measured.tokens_s)]
 
     def split_with(self, other: "Machine", tokens: int, mode: str) -> Split:
         """Serve a prompt here and its tokens there."""
         key = f"split.{next(self._numbers)}"
         other._orders.send(Order(key, tokens, TakeKv(key, self.name, EPOCH), 0))
         self._orders.send(Order(key, tokens, SendKv(key, other.name, EPOCH, other.address), MODES[mode]))
-        first: Told = self._orders.recv()
-        rest: Told = other._orders.recv()
+        first: Measured = self._orders.recv()
+        rest: Measured = other._orders.recv()
         if first.mode != mode:
             raise SystemExit(f"a prompt of {tokens} tokens was sent {first.mode}, not {mode}")
         second_s = rest.tokens_s[1] - first.tokens_s[0]
@@ -164,7 +162,7 @@ class Order(NamedTuple):
     threshold_tokens: int
 
 
-class Told(NamedTuple):
+class Measured(NamedTuple):
     """When a request began, when each of its tokens was there; and of what was sent, in which mode, what was left."""
 
     started_s: float
@@ -174,7 +172,7 @@ class Told(NamedTuple):
 
 
 def be_machine(home: str, core: int, folder: str, orders: Connection) -> None:
-    """Be a machine until told to end."""
+    """Be a machine until the orders end."""
     stay_on(core)
     settings = WorkerSettings(
         name=home, epoch=EPOCH, home=home, model=default_model(say=print), model_name="bench", kv_bytes=KV_BYTES,
@@ -190,7 +188,7 @@ def be_machine(home: str, core: int, folder: str, orders: Connection) -> None:
     embedded.close()
 
 
-def served(embedded: EmbeddedWorker, order: Order) -> Told:
+def served(embedded: EmbeddedWorker, order: Order) -> Measured:
     """Serve one request to its end."""
     heard: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
     ids = tuple(np.random.default_rng(order.tokens).integers(1_000, 40_000, order.tokens).tolist())
@@ -220,7 +218,7 @@ def served(embedded: EmbeddedWorker, order: Order) -> Told:
             break
     worker.thread.call(lambda engine: layerwise.put(engine.facts().layerwise))
     mode = "layerwise" if layerwise.get() < layerwise.get() else "serialized"
-    return Told(started_s, tokens_s, mode, worker.facts()["transfers"]["last_exposed_s"])
+    return Measured(started_s, tokens_s, mode, worker.facts()["transfers"]["last_exposed_s"])
 
 
 def as_a_client_sees_it() -> None:

@@ -44,9 +44,7 @@ INSTEAD = _SENTENCES | _TERMS
 _TOPICS = (
     "console",
     "doctor",
-    "engine",
     "gateway",
-    "kv_transfer",
     "launcher",
     "planner",
     "profiling",

@@ -100,7 +100,7 @@ def machine_facts(running: Cluster) -> list[dict[str, Any]]:
 
 
 def test_two_hundred_requests(whole: Whole) -> None:
-    """What a client reads would hang on whether the two phases run in one process."""
+    """What a client reads would depend on whether the two phases run in one process."""
     with cluster() as split:
         found = asyncio.run(answers(split.url, ASKED, at_once=16, seed=2))
         require_nothing_held(split)

@@ -1,4 +1,4 @@
-"""The default model: what it says, that its bits do not hang on how it is run, and the memory that it takes."""
+"""The default model: what it says, that its bits do not depend on how it is run, and the memory that it takes."""
 
 import os
 import subprocess

@@ -213,7 +213,7 @@ def test_pip_fetches_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_python_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A person whose environment has no pip would not be told what to do."""
+    """A person whose environment has no pip would not learn what to do."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)

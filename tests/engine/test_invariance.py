@@ -73,17 +73,17 @@ def test_chunks(model: PackedModel, whole: bytes, chunk: int) -> None:
 
 @pytest.mark.parametrize("order", [0, 1, 4])
 def test_strangers_and_blocks(model: PackedModel, whole: bytes, order: int) -> None:
-    """An answer would hang on who else is served, or on which blocks of the cache were free."""
+    """An answer would depend on who else is served, or on which blocks of the cache were free."""
     assert in_company(model, chunks=(50, 1), order=order) == whole
 
 
 def test_width_of_tables(model: PackedModel, whole: bytes) -> None:
-    """An answer would hang on how long the longest request beside it may become."""
+    """An answer would depend on how long the longest other request may become."""
     assert in_company(model, chunks=(1 << 20,), order=2, width=61) == whole
 
 
 def test_what_was_in_the_blocks_before(model: PackedModel, whole: bytes) -> None:
-    """An answer would hang on whose keys and values lay in its blocks before."""
+    """An answer would depend on whose keys and values lay in its blocks before."""
     forward = Forward(model, KvCache(model.config, 4))
     run_all(forward, [Run([7] * 128, [3, 2, 1, 0], (128,))])
     again = Run(TOKENS, [0, 1, 2, 3], (60, 41))
@@ -92,7 +92,7 @@ def test_what_was_in_the_blocks_before(model: PackedModel, whole: bytes) -> None
 
 
 def test_rows_in_any_order(model: PackedModel, whole: bytes) -> None:
-    """An answer would hang on the order in which an iteration lists its rows."""
+    """An answer would depend on the order in which an iteration lists its rows."""
     rows = np.random.default_rng(3).permutation(len(TOKENS)).astype(np.int32)
     batch = batch_of([Run(TOKENS, range(4), ())], [range(len(TOKENS))])
     mixed = replace(

@@ -46,7 +46,7 @@ def test_events_come_in_order() -> None:
 
 @pytest.mark.parametrize("batching", RULES)
 def test_eviction_is_not_seen(batching: Batching) -> None:
-    """A request that lost its KV for want of memory would say something else, or say it twice."""
+    """A request that lost its KV because memory ran out would say something else, or say it twice."""
     requests = [asked(prompt(60, seed), 60) for seed in range(4)]
     expected = [served(Machine(), request).ids for request in requests]
     small = Machine(blocks=9, batching=batching, batch_prompt_tokens=64)
@@ -112,7 +112,7 @@ def test_stop_token_ends_the_text() -> None:
 
 
 def test_own_end_of_the_text_has_no_number() -> None:
-    """A client would be told a stop token that it never named."""
+    """A client would get a stop token that it never named."""
     always = Sampling(temperature=0.0, logit_bias=((2, 100.0),))
     heard = served(Machine(), asked(prompt(20), 30, always))
     assert (heard.ids, heard.finished) == ([2], Finished("stop", None))
@@ -155,7 +155,7 @@ def test_stop_strings_end_a_sequence_where_they_are_complete_first(
 
 @pytest.mark.parametrize("batch_prompt_tokens", [2_048, 50])
 def test_prompt_is_scored(batch_prompt_tokens: int) -> None:
-    """The log-probabilities of a prompt's tokens would be those of others, or hang on how it is cut."""
+    """The log-probabilities of a prompt's tokens would be those of others, or depend on how it is cut."""
     sampling = Sampling(temperature=0.0, logprobs=1)
     request = asked(prompt(300), 2, sampling, prompt_logprobs=2)
     heard = served(Machine(batch_prompt_tokens=batch_prompt_tokens), request)
@@ -294,7 +294,7 @@ def test_known_prefixes_go_when_memory_is_short(seed: int) -> None:
 
 
 def test_all_are_told_when_the_engine_cannot_go_on() -> None:
-    """Clients would wait for ever on a machine that has died."""
+    """Clients would wait for ever on a machine that has failed."""
     machine = Machine()
     heard = Heard()
     machine.engine.submit("r", asked(prompt(40), 100), heard)

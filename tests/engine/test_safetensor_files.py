@@ -74,7 +74,7 @@ def test_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "why"),
     [
-        ({"weight_map": {"t": "../secret"}}, "the name of a file beside it"),
+        ({"weight_map": {"t": "../secret"}}, "the name of a file in its directory"),
         ({"weight_map": {}}, "a mapping of tensor names"),
         ([], "is not a mapping"),
     ],

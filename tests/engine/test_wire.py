@@ -232,7 +232,7 @@ def test_transfers_arrive() -> None:
 
 
 def test_stale_epoch_is_refused() -> None:
-    """An order meant for a worker that has died would be taken by its successor."""
+    """An order meant for a worker that has ended would be taken by its successor."""
     parsed().require_epoch(9)
     stale = parsed(kv_transfer_params=FROM)
     stale.require_epoch(4)

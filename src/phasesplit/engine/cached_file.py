@@ -15,7 +15,7 @@ from phasesplit.atomic_files import atomic_path
 from phasesplit.errors import SpecError
 
 Say = Callable[[str], None]
-"""Takes one line that tells a person what takes time."""
+"""Takes one line for a person: what takes time."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -37,8 +37,8 @@ def alone(path: Path, say: Say) -> Iterator[Path]:
     """Hold other processes that want the same file off, and give a directory on its disk that goes when the block ends.
 
     Args:
-        path: The file or directory to be made; its own directory is made too, and a lock file stays beside it.
-        say: Told when another process is at it.
+        path: The file or directory to be made; its own directory is made too, and a lock file stays next to it.
+        say: Called when another process is at it.
 
     Raises:
         SpecError: The directory cannot be written.
@@ -67,7 +67,7 @@ def is_whole(path: Path, sha256: str) -> bool:
     The whole file is read only when its size or its time differ from those at which it was last found right.
 
     Args:
-        path: The file; its stamp lies beside it.
+        path: The file; its stamp is next to it.
         sha256: The digest, in hexadecimal.
     """
     try:

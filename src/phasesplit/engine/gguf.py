@@ -1,9 +1,7 @@
-"""GGUF files: header, metadata and tensors over a memory map.
+"""GGUF files: read over a memory map (`open_gguf`), and written (`write_gguf`) for small models.
 
 A file may be cut off, corrupt or hostile, so every length is checked against what is left of the file before it is
 used, and every count against a limit. Source of the layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
-
-Writing GGUF files: small models for tests, and for a first run where there is no network.
 """
 
 import mmap

@@ -1,8 +1,8 @@
-"""One iteration: forward passes over its lanes, KV that leaves meanwhile, and the tokens that follow.
+"""One iteration: from the running entries of a batch to the tokens that follow.
 
-What one iteration of the engine computes: rows of any mixture of sequences, prompt chunks and single tokens.
-
-From the lanes of an iteration to the rows of forward passes.
+1. `passes` splits the entries into forward passes: one for all, and before it some for prompts whose tokens are scored.
+2. `batch_of` makes a `Batch` of each: rows of any mixture of sequences, prompt chunks and single tokens.
+3. `compute` runs them, lets KV leave layer by layer meanwhile, and samples a token for each entry that gives one.
 """
 
 from collections.abc import Callable, Iterator
@@ -123,7 +123,7 @@ def is_scored(running_entries: Several[RunningEntry]) -> bool:
 
 
 def batch_of(running_entries: Several[RunningEntry]) -> Batch:
-    """Return the batch of one forward pass; it wants the last row of each lane that gives a token, or all rows."""
+    """Return the batch of one forward pass; it wants the last row of each entry that gives a token, or all rows."""
     rows = sum(running_entry.rows for running_entry in running_entries)
     tokens, positions, owners = np.empty(rows, np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32)
     tables = np.zeros(
@@ -167,7 +167,7 @@ def compute(
     """Compute one iteration.
 
     Args:
-        running_entries: Its lanes; every sequence has the blocks that it will write to.
+        running_entries: What each sequence computes; every sequence has the blocks that it will write to.
         forward: What computes.
         sending: What sends the KV of prompts that goes layer by layer.
         end_ids: The model's own ends of a text.

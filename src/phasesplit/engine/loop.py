@@ -1,9 +1,22 @@
 """The engine: requests come in, iterations are computed, tokens and KV go out.
 
-Batches are formed by the scheduler's rules, on a ledger of this machine alone. One thread drives it, and no call waits.
-A request's tokens depend on the request alone, not on other requests, on where its KV was computed or on evictions.
+One request on this machine, step by step. `Engine.step` is one turn of 2 to 6.
 
-The requests that are on this machine: how each comes, waits for KV or room, and goes with all its blocks.
+1. `Engine.submit` checks it. `RequestTable.admit` gives it a place in the ledger, where it waits for its prefill, or
+   for room for the KV that another machine computes.
+2. `RequestTable.end_transfers` takes in KV that has arrived, with its first token, and ends requests whose KV has left
+   or whose transfer failed.
+3. `MachineScheduler.form` forms the next batch by the scheduler's rules. Sequences that it evicts give their blocks
+   back (`evict`), prompts that begin like earlier ones get their blocks (`KvMemory.share`).
+4. `RequestTable.offer_room` takes blocks for KV that waits for room, and offers them to its prefill machine.
+5. `_begin` gives each sequence of the batch the blocks that it will write to; `iteration.compute` runs the forward
+   passes, during which KV leaves layer by layer (`sending`), and samples.
+6. `_emit` reports each token, and the end where it is the last.
+7. `RequestTable.end` takes the request from the ledger and gives its blocks back. Blocks that a transfer still reads or
+   writes linger under its key until the transfer has ended.
+
+Batches are formed on a ledger of this machine alone. One thread drives it, and no call waits. A request's tokens depend
+on the request alone, not on other requests, on where its KV was computed or on evictions.
 """
 
 import time
@@ -41,6 +54,7 @@ from phasesplit.scheduler.rules import Rules
 
 _REMEMBERED = 1_000
 _LONGEST_STUCK_S = 2.0
+_NO_TEXT = b""
 
 
 class RequestTable:
@@ -57,7 +71,7 @@ class RequestTable:
     Attributes:
         sequences: Those that have not ended, by key.
         sending: KV that leaves; None without an endpoint.
-        events: What is to be told, and to whom.
+        events: What has happened and was not delivered, with its receivers.
         stages: Of the latest requests that ended.
     """
 
@@ -82,8 +96,8 @@ class RequestTable:
         self._stuck: Sequence | None = None
         self._stuck_since_s = 0.0
 
-    def tell(self, sequence: Sequence, event: Event) -> None:
-        """Keep an event for those who asked."""
+    def report(self, sequence: Sequence, event: Event) -> None:
+        """Keep an event for the one who submitted the request."""
         self.events.append((sequence.on_event, event))
 
     def is_known(self, key: str) -> bool:
@@ -102,13 +116,13 @@ class RequestTable:
         self._scheduler.open(sequence, now_s)
 
     def end(self, sequence: Sequence, last: Event | None, now_s: float, why: str = "the request has ended") -> None:
-        """Let go of a request in any state, and of all its blocks as soon as nothing moves in them.
+        """End a request in any state, and free all its blocks as soon as nothing moves in them.
 
         Args:
             sequence: The request.
-            last: What is told of its end, None for nothing.
+            last: The event that reports its end, None for none.
             now_s: The instant.
-            why: What a peer is told whose transfer ends too early.
+            why: The reason for a peer whose transfer ends too early.
         """
         key = sequence.key
         del self.sequences[key]
@@ -116,11 +130,11 @@ class RequestTable:
         sequence.stages.last_s = now_s
         self.stages.append(sequence.stages)
         if last is not None:
-            self.tell(sequence, last)
+            self.report(sequence, last)
         if self.sending is not None and sequence.sends is not None:
-            self.sending.give_up(sequence, why)
+            self.sending.abort(sequence, why)
         if self._taking is not None and sequence.takes is not None:
-            self._taking.give_up(sequence, why)
+            self._taking.abort(sequence, why)
         self._memory.give_back(sequence.holding)
         if not self._has_left(sequence):
             self._lingering[key] = sequence
@@ -136,21 +150,21 @@ class RequestTable:
             return
         self._memory.give_back(sequence.holding)
 
-    def land(self, now_s: float) -> bool:
+    def offer_room(self, now_s: float) -> bool:
         """Offer room to the KV that waits for it, in order; return whether any may come now."""
-        has_landed = False
-        while self._taking is not None and (sequence := self._scheduler.land(now_s)) is not None:
+        has_offered = False
+        while self._taking is not None and (sequence := self._scheduler.hold_room(now_s)) is not None:
             self._memory.make_room(blocks_for(sequence.prompt_tokens, self._block_tokens))
-            has_landed = True
+            has_offered = True
             try:
                 self._taking.expect(sequence)
             except TransferError as error:
                 self.end(sequence, Failed(str(error)), now_s)
-        self._give_up_stuck(now_s)
-        return has_landed
+        self._fail_stuck(now_s)
+        return has_offered
 
     def end_transfers(self, now_s: float) -> list[tuple[Sequence, Scored]]:
-        """Let go of what transfers have done with, and of requests whose transfers failed.
+        """Free the blocks that transfers no longer use, and end requests whose transfers have ended or failed.
 
         Returns:
             The sequences whose KV has come, with their first token: they are in the decode phase.
@@ -166,7 +180,7 @@ class RequestTable:
             if isinstance(found, Scored) and 0 <= found.token < self._vocab:
                 sequence.stages.kv_ready_s = now_s
                 self._scheduler.kv_arrived(sequence, now_s)
-                self.tell(sequence, KvReady())
+                self.report(sequence, KvReady())
                 arrived.append((sequence, found))
             else:
                 why = found if isinstance(found, str) else f"not a token of this model: {found.token}"
@@ -177,7 +191,7 @@ class RequestTable:
         """Return how many blocks each request holds, those that are over but not free yet too."""
         return dict(self._memory.pool.held())
 
-    def _give_up_stuck(self, now_s: float) -> None:
+    def _fail_stuck(self, now_s: float) -> None:
         """Fail the request whose KV waits in vain for room, so that two machines full of KV for each other go on."""
         stuck = None if self._taking is None else self._scheduler.stuck()
         if stuck is not self._stuck:
@@ -186,11 +200,11 @@ class RequestTable:
             self.end(stuck, Failed("its KV finds no room: this machine is full of KV that waits to leave"), now_s)
 
     def _count_lingering(self, now_s: float) -> None:
-        """Tell the ledger of the blocks that transfers of ended requests use."""
+        """Count the blocks that transfers of ended requests use in the ledger."""
         self._scheduler.linger(sum(map(self._memory.pool.used_under, self._lingering)), now_s)
 
     def _has_left(self, sequence: Sequence) -> bool:
-        """Return whether no transfer uses blocks of an ended request; the first time for a prompt's KV, tell so."""
+        """Return whether no transfer uses blocks of an ended request; the first time for a prompt's KV, report it."""
         if self.sending is None or sequence.sends is None:
             return sequence.takes is None or self._memory.pool.used_under(sequence.key) == 0
         if not self.sending.may_free(sequence.key):
@@ -198,11 +212,8 @@ class RequestTable:
         if sequence.leaving is not None:
             self._memory.give_back(sequence.leaving)
         self.sending.forget(sequence.key)
-        self.tell(sequence, KvLeft())
+        self.report(sequence, KvLeft())
         return True
-
-
-_NO_TEXT = b""
 
 
 class Engine:
@@ -270,7 +281,7 @@ class Engine:
         Args:
             key: Its name here, the one of its transfer where it has one.
             request: What is asked for.
-            on_event: Who is told what happens to it, see `take_events`.
+            on_event: Receives what happens to it, see `take_events`.
         """
         now_s = self._clock()
         refused = self._refusal(key, request)
@@ -284,10 +295,10 @@ class Engine:
             self._requests.events.append((on_event, refused))
 
     def abort(self, key: str) -> None:
-        """Give a request up, in any state; one that is not known, or has ended, changes nothing."""
+        """Abort a request in any state; one that is not known, or has ended, changes nothing."""
         sequence = self._requests.sequences.get(key)
         if sequence is not None:
-            self._requests.end(sequence, None, self._clock(), "the request was given up")
+            self._requests.end(sequence, None, self._clock(), "the request was aborted")
 
     def drain(self) -> None:
         """Take no more requests; those that are here go on."""
@@ -299,12 +310,12 @@ class Engine:
             self._requests.sending.threshold_tokens = tokens
 
     def take_events(self) -> list[tuple[OnEvent, Event]]:
-        """Return what has happened since the last call, in order, with those who are to be told."""
+        """Return what has happened since the last call, in order, with the receiver of each."""
         events, self._requests.events = self._requests.events, []
         return events
 
     def fail_all(self, why: str) -> list[tuple[OnEvent, Event]]:
-        """Return what is left to tell when the engine cannot go on: what has happened, and that every request fails."""
+        """Return the last events of an engine that cannot go on: what has happened, and that every request fails."""
         failed: list[tuple[OnEvent, Event]] = []
         while self._requests.sequences:
             failed.append((self._requests.sequences.popitem()[1].on_event, Failed(why)))
@@ -314,8 +325,8 @@ class Engine:
         """Do what there is to do: move KV, form a batch, and compute one iteration of it.
 
         Args:
-            before_computing: Called when the batch is formed and something is to be told already: that a prefill phase
-                has begun, say, which may take long.
+            before_computing: Called when the batch is formed and there are events already, such as the start of a
+                prefill, which may take long.
 
         Returns:
             Whether anything happened: there may be more to do at once.
@@ -333,8 +344,8 @@ class Engine:
             if is_prefill and sequence.holding.count == 0:
                 # All that are known before anyone takes more: that might push them out.
                 self._memory.share(sequence, first_row)
-        has_landed = self._requests.land(now_s)
-        if has_landed and self._endpoint is not None:
+        has_offered = self._requests.offer_room(now_s)
+        if has_offered and self._endpoint is not None:
             # The offers leave now: a long iteration may come before the next turn.
             self._endpoint.poll()
         self._begin(running_entries, now_s)
@@ -343,7 +354,7 @@ class Engine:
             before_computing()
         if running_entries:
             self._iterate(running_entries)
-        return bool(running_entries) or has_landed or has_news
+        return bool(running_entries) or has_offered or has_news
 
     def facts(self) -> EngineFacts:
         """Return a snapshot."""
@@ -396,10 +407,10 @@ class Engine:
             self._memory.cover(sequence, sequence.length if is_prefill else first + rows)
             if is_prefill and sequence.stages.started_s is None:
                 sequence.stages.started_s = now_s
-                self._requests.tell(sequence, Started())
+                self._requests.report(sequence, Started())
 
     def _iterate(self, running_entries: list[RunningEntry]) -> None:
-        """Compute one iteration and say what came of it."""
+        """Compute one iteration and report its tokens."""
         tokens = compute(running_entries, self._forward, self._requests.sending, self._config.stop_token_ids)
         now_s = self._clock()
         self._steps += 1
@@ -412,20 +423,20 @@ class Engine:
             self._emit(sequence, token, now_s)
 
     def _emit(self, sequence: Sequence, token: Scored, now_s: float) -> None:
-        """Tell of a token, and of the end where it is the last."""
-        stages, tell = sequence.stages, self._requests.tell
+        """Report a token, and the end where it is the last."""
+        stages, report = sequence.stages, self._requests.report
         times = None
         if stages.first_token_s is None:
             stages.first_token_s = now_s
-            times = stages.prefill_times or sequence.told_times
+            times = stages.prefill_times or sequence.remote_times
             if sequence.request.wants_prompt_logprobs is not None:
-                tell(sequence, PromptScored(tuple(sequence.scores)))
+                report(sequence, PromptScored(tuple(sequence.scores)))
         piece = _NO_TEXT if sequence.stops is None or self._token_bytes is None else self._token_bytes(token.token)
         finished = sequence.add(token.token, piece, self._config.stop_token_ids)
-        tell(sequence, Token(token, times))
+        report(sequence, Token(token, times))
         if sequence.sends is not None and self._requests.sending is not None:
             # The machine that takes the KV sees the same token, and ends there too where the text does.
-            tell(sequence, finished or Finished("length"))
+            report(sequence, finished or Finished("length"))
             self._requests.sending.first_token(sequence, token)
         elif finished is not None:
             self._requests.end(sequence, finished, now_s)

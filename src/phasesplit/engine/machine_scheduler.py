@@ -1,4 +1,4 @@
-"""What the scheduler's ledger knows of this machine's requests: thin calls of the rules that the simulator obeys."""
+"""The scheduler's ledger of this machine: thin calls of the rules that the simulator uses too."""
 
 from typing import NamedTuple
 
@@ -98,7 +98,7 @@ class MachineScheduler:
         withdraw(self.ledger, sequence.slot, now_s)
         del self._sequences[sequence.slot]
 
-    def land(self, now_s: float) -> Sequence | None:
+    def hold_room(self, now_s: float) -> Sequence | None:
         """Hold room for the KV that has waited longest, and return its sequence; None where none may come now."""
         slot = hold_room(self.ledger, now_s)
         return None if slot in (NO_ROOM_NOW, STUCK) else self._sequences[slot]

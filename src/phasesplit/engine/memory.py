@@ -1,6 +1,7 @@
 """The blocks of the machine's KV cache, as sequences take them and give them back.
 
-KV of prompts that others may begin with too: full blocks under the digest of everything up to their end.
+`KvMemory` draws from the pool that transfers draw from too. `PrefixCache` finds the KV of prompts that begin alike:
+full blocks under the digest of everything up to their end.
 """
 
 from collections.abc import Iterable
@@ -111,7 +112,7 @@ class KvMemory:
             self.pool.take(sequence.holding, missing)
 
     def make_room(self, blocks: int) -> None:
-        """Let go of kept prompts until so many blocks are free, or none is kept."""
+        """Drop kept blocks until so many blocks are free, or none is kept."""
         if self.prefixes is not None and self.pool.free < blocks:
             dropped = self.pool.drop(blocks - self.pool.free)
             self.prefixes.forget(dropped)
@@ -128,7 +129,7 @@ class KvMemory:
         return self._block_tokens * len(self.prefixes.known(self._digests(sequence, sequence.length - 1)))
 
     def share(self, sequence: Sequence, tokens: int) -> None:
-        """Give a sequence that has no blocks those of its first tokens, which `known_tokens` told."""
+        """Give a sequence that has no blocks those of its first tokens, as many as `known_tokens` returned."""
         if self.prefixes is not None and tokens > 0:
             self.pool.share(sequence.holding, self.prefixes.known(self._digests(sequence, tokens)))
 

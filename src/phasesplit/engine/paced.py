@@ -14,10 +14,10 @@ _MOST_LATE_S = 0.02
 class Paced:
     """Computes iterations as a machine of a share of this core's speed would.
 
-    An iteration ends when what its thread computed for it, over the share, has passed: that includes forming the batch
-    and telling of the one before, unless the thread slept in between. Layers whose KV leaves are spread alike. So a
-    worker that has half of a core takes twice as long for everything, whether or not others want the core meanwhile, as
-    long as all shares of it are at most 1. A worker that was kept from the core for longer catches up.
+    An iteration takes the time that its thread computed for it, divided by the share. That includes forming the batch
+    and delivering the events of the one before, unless the thread slept in between. Layers whose KV leaves are spread
+    alike. So a worker that has half of a core takes twice as long for everything, whether or not others want the core
+    meanwhile, as long as all shares of it are at most 1. A worker that was kept from the core for longer catches up.
 
     Args:
         forward: What computes.
@@ -46,11 +46,11 @@ class Paced:
         if after_layer is None:
             logits = self._forward.run(batch)
         else:
-            told = after_layer
+            inner = after_layer
 
             def paced(layer: int) -> None:
                 self._hold()
-                told(layer)
+                inner(layer)
 
             logits = self._forward.run(batch, paced)
         self._hold()

@@ -1,12 +1,11 @@
 """A model's weights in panels, in a file that is written once and mapped by every process that runs the model.
 
 The file holds arrays, each from a multiple of 64 bytes on, and ends with a table of contents in JSON, the table's
-SHA-256, its length and a mark. It is written beside its place and renamed, so it is there whole or not at all; one that
-is damaged all the same is written anew.
+SHA-256, its length and a mark. It is written next to its place and renamed, so it is there whole or not at all; a
+damaged one is written again.
 
-Matrices as the product wants them: 64 outputs side by side, so that one load gives a vector of neighbours.
-
-A matrix [N, K] becomes ceil(N / 64) panels, the last filled up with zeros. Of each:
+Panels are matrices as the product wants them: 64 outputs side by side, so that one load gives a vector of neighbours. A
+matrix [N, K] becomes ceil(N / 64) panels, the last filled up with zeros. Of each:
 
 F32: values [K, 64].
 Q8_0: for every 32 inputs, scales [64] float32, then numbers [32, 64] int8.
@@ -49,7 +48,7 @@ _BYTES_A_BLOCK = {F32: 128 * PANEL, Q8_0: 36 * PANEL, Q4_0: 20 * PANEL, Q4_1: 24
 """Of 32 inputs of a panel."""
 
 _ROWS_AT_ONCE = 64 * PANEL
-"""Of a matrix that is packed: what is needed beside the panels does not grow with the model's vocabulary."""
+"""Of a matrix that is packed: what is needed in addition to the panels does not grow with the model's vocabulary."""
 
 Bytes = NDArray[np.uint8]
 _of_thread = threading.local()

@@ -4,14 +4,11 @@ Same order as vLLM: ban what must not come yet, bias, penalties; then greedy, or
 draw. Source: vllm/v1/sample/sampler.py (0.10), `Sampler.forward`. The draw is made from the seed and the position
 alone, so that the two machines of a request, and an unsplit engine, draw the same token from the same logits.
 
-The tokens of a sequence so far, counted for penalties.
-
-How likely the model itself finds a token, and which tokens it finds likeliest.
-
-A draw from the distribution that logits stand for.
-
-Temperature, then min-p, top-k and top-p, as vLLM orders them. Source: vllm/v1/sample/sampler.py, `Sampler.sample`.
-Nothing is sorted that need not be: a vocabulary has some 50,000 tokens, and few of them matter.
+- `Sampling`: what a request asks for. `sample`: the next token.
+- `History`: the tokens of a sequence so far, counted for penalties.
+- `drawn`: a draw; temperature, then min-p, top-k and top-p. Nothing is sorted that need not be: a vocabulary has some
+  50,000 tokens, and few of them matter.
+- `scored`: log-probabilities of the model itself.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -41,7 +38,7 @@ class History:
         """
         self.output_tokens = 0
         self._prompt_ids = prompt_ids
-        self._prefill_only: NDArray[np.int64] | None = None
+        self._prompt_only: NDArray[np.int64] | None = None
         self._places: dict[int, int] = {}
         self._ids = np.empty(_FIRST_ROOM, dtype=np.int64)
         self._counts = np.empty(_FIRST_ROOM, dtype=np.float32)
@@ -77,16 +74,16 @@ class History:
         """
         ids, counts = self._ids[: len(self._places)], self._counts[: len(self._places)]
         if repetition != 1:
-            for seen in (ids, self._of_prefill_only()):
+            for seen in (ids, self._of_prompt_only()):
                 found = logits[seen]
                 logits[seen] = np.where(found > 0, found / np.float32(repetition), found * np.float32(repetition))
         logits[ids] -= np.float32(frequency) * counts + np.float32(presence)
 
-    def _of_prefill_only(self) -> NDArray[np.int64]:
+    def _of_prompt_only(self) -> NDArray[np.int64]:
         """Return the tokens of the prompt that are not in the output, each once."""
-        if self._prefill_only is None:
-            self._prefill_only = np.unique(np.asarray(self._prompt_ids, dtype=np.int64))
-        return np.setdiff1d(self._prefill_only, self._ids[: len(self._places)], assume_unique=True)
+        if self._prompt_only is None:
+            self._prompt_only = np.unique(np.asarray(self._prompt_ids, dtype=np.int64))
+        return np.setdiff1d(self._prompt_only, self._ids[: len(self._places)], assume_unique=True)
 
 
 _SCORED_RUN = 128
@@ -116,7 +113,7 @@ def scored(logits: NDArray[np.float32], token: int, count: int) -> Scored:
     Args:
         logits: float32 [vocab], as the model gave them.
         token: The token that came.
-        count: How many of the likeliest to tell, 0 or more; of equally likely ones the lowest ids.
+        count: How many of the likeliest to return, 0 or more; of equally likely ones the lowest ids.
     """
     highest = logits.max()
     whole = float(highest) + float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
@@ -248,7 +245,7 @@ class Sampling:
         min_tokens: Fewest output tokens, before which no token that ends the text comes.
         ignore_eos: Go on after the model's own end of the text.
         stop_token_ids: Further tokens that end the text.
-        logprobs: How many of the likeliest tokens to tell at each place, 0 or more; None for no log-probabilities.
+        logprobs: How many of the likeliest tokens to return at each place, 0 or more; None for no log-probabilities.
     """
 
     temperature: float = 1.0

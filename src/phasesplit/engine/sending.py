@@ -1,6 +1,18 @@
-"""The prefill machine's side of transfers: which KV leaves when, layer by layer or in one go.
+"""KV of this machine's requests that leaves (`Sending`) and that arrives (`Taking`).
 
-The decode machine's side of transfers: KV that is awaited, and the token that comes with it.
+KV that leaves:
+
+1. `Sending.expect` waits for the decode machine's offer.
+2. Layer by layer, for prompts from `threshold_tokens` tokens on: `before_pass` and `after_pass` enclose a forward pass,
+   and the blocks of a layer leave when that layer is final.
+3. `first_token` hands over the first token, which travels as the note of the transfer.
+4. `ended` begins transfers that are sent in one go, after the prefill, and returns those that are complete or failed.
+
+KV that arrives:
+
+1. `Taking.expect` takes blocks and offers them to the prefill machine.
+2. `ended` returns the sequences whose KV is here, with their first token; their blocks go from the transfer to the
+   sequence.
 """
 
 import json
@@ -124,7 +136,7 @@ class Sending:
                 ended.append((sequence, None))
         return ended
 
-    def give_up(self, sequence: Sequence, why: str) -> None:
+    def abort(self, sequence: Sequence, why: str) -> None:
         """Stop a transfer in any state, unless it is complete; its blocks are free once `may_free`."""
         self._expected.pop(sequence, None)
         self._notes.pop(sequence, None)
@@ -234,7 +246,7 @@ class Taking:
     def _taken(self, sequence: Sequence) -> Scored | str:
         try:
             delivery = self._incoming.take(sequence.key)
-            scored, sequence.told_times = read_note(delivery.note)
+            scored, sequence.remote_times = read_note(delivery.note)
         except (TransferError, ValueError) as error:
             return str(error)
         del self._awaited[sequence]
@@ -243,7 +255,7 @@ class Taking:
         self._incoming.release(sequence.key)
         return scored
 
-    def give_up(self, sequence: Sequence, why: str) -> None:
+    def abort(self, sequence: Sequence, why: str) -> None:
         """Stop a transfer that has not ended; its blocks are free once its sender is known to write to them no more."""
         if sequence in self._awaited:
             del self._awaited[sequence]

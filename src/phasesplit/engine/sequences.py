@@ -25,7 +25,7 @@ class MachineStages:
 
     Attributes:
         key: The request.
-        leg: `whole`, `prompt` or `token`.
+        leg: `whole`, `prefill` or `decode`.
         prompt_tokens: Tokens of its prompt.
         arrived_s: It was submitted.
         started_s: Its prefill began.
@@ -61,14 +61,14 @@ class Sequence:
 
     Attributes:
         request: What was asked for.
-        on_event: Who is told.
+        on_event: Receives its events.
         slot: Its place in the ledger.
         limit: Most output tokens, >= 1.
         ids: Its tokens, of which the first `length` count, int32.
         length: Tokens of prompt and output.
         holding: Its blocks, in the pool.
         leaving: The same blocks once a transfer takes their KV away, for as long as it may read them; else None.
-        told_times: How long its prompt took on the machine that sent its KV.
+        remote_times: How long its prompt took on the machine that sent its KV.
         sent: How many of its blocks, from the first on, have been handed to the transfer that takes them away.
         scores: What the model thinks of its prompt's tokens, as far as they are computed.
         digests: Those of its full blocks, as far as anyone asked.
@@ -86,7 +86,7 @@ class Sequence:
     stops: StopScanner | None
     holding: Holding
     leaving: Holding | None = None
-    told_times: PrefillTimes | None = None
+    remote_times: PrefillTimes | None = None
     sent: int = 0
     scores: list[Scored] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
@@ -150,12 +150,12 @@ def sequence_of(key: str, request: WorkerRequest, on_event: OnEvent, limit: int,
     Args:
         key: Its name on this machine.
         request: What is asked for.
-        on_event: Who is told.
+        on_event: Receives its events.
         limit: Most output tokens, >= 1.
         now_s: The instant.
     """
     tokens = len(request.prompt_ids)
-    leg = {SendKv: "prompt", TakeKv: "token"}.get(type(request.transfer), "whole")
+    leg = {SendKv: "prefill", TakeKv: "decode"}.get(type(request.transfer), "whole")
     ids = np.zeros(tokens + min(limit, _FIRST_ROOM), np.int32)
     ids[:tokens] = request.prompt_ids
     resumed = request.resumed_tokens

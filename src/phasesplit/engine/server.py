@@ -2,19 +2,23 @@
 
 | call                 | what it does                                                                             |
 |----------------------|------------------------------------------------------------------------------------------|
-| POST /v1/completions | a whole request, a prefill leg or a decode leg; `server_completions`                       |
+| POST /v1/completions | a whole request, a prefill leg or a decode leg                                           |
 | GET /v1/models       | what is served                                                                           |
 | GET /facts           | one snapshot of the worker's facts                                                       |
-| GET /events          | lines of JSON without end: facts at a beat, what happens to keys; `server_feed`          |
-| POST /abort          | {"key"}: ends a request, and lets KV go that waits to leave                              |
+| GET /events          | lines of JSON without end: facts at a beat, what happens to keys                         |
+| POST /abort          | {"key"}: ends a request, and frees KV that waits to leave                                |
 | POST /role           | {"epoch", "role"}: what the gateway uses the worker for; 409 where the epoch is stale    |
 | POST /drain          | no more requests                                                                         |
 | GET /health          | 200 while the engine runs and takes requests, else 503; needs no key                     |
 
-POST /v1/completions of a worker: whole requests, prefill legs and decode legs.
+One POST /v1/completions:
 
-Nothing is sent before there is something to say: a refusal or a failure before the first token is an HTTP error, never
-an error inside a 200. Whoever closes the connection ends the request, whatever state it is in.
+1. `Completions` reads the body under its bound, and `wire.parsed_request` checks it.
+2. `_Choice.serve` submits the request to the worker's engine; its events come into an `_Inbox`.
+3. Nothing is sent before the first event that says something: a refusal or a failure before the first token is an HTTP
+   error, never an error inside a 200.
+4. The answer leaves in one piece, or a token a chunk. A client that closes the connection ends the request in any
+   state.
 """
 
 import asyncio
@@ -63,21 +67,21 @@ class _Gone:
     """The client has closed the connection."""
 
 
-_Heard = Event | _Gone
+_Happened = Event | _Gone
 
 
 class _Inbox:
-    """What a request hears, in order."""
+    """The events of a request, in order."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Heard] = deque()
+        self._waiting: deque[_Happened] = deque()
         self._arrived = asyncio.Event()
 
-    def put(self, heard: _Heard) -> None:
-        self._waiting.append(heard)
+    def put(self, happened: _Happened) -> None:
+        self._waiting.append(happened)
         self._arrived.set()
 
-    async def take(self) -> _Heard:
+    async def take(self) -> _Happened:
         """Wait for the next, and take it."""
         while not self._waiting:
             self._arrived.clear()
@@ -117,7 +121,7 @@ class _Choice:
     def __init__(self, worker: Worker, request: WorkerRequest) -> None:
         self._worker, self._request = worker, request
         self._key = request.transfer.key if request.transfer is not None else worker.own_key()
-        self._heard = _Inbox()
+        self._inbox = _Inbox()
         self._tokens = 0
         self._text_length = 0
         self._detokenizer = Detokenizer(worker.tokenizer)
@@ -136,7 +140,7 @@ class _Choice:
 
     async def serve(self, receive: Receive, send: Send) -> None:
         """Compute and answer; a client that goes away, and every error here, ends the request."""
-        self._worker.submit(self._request, self._key, self._heard.put)
+        self._worker.submit(self._request, self._key, self._inbox.put)
         leaving = asyncio.create_task(self._watch(receive))
         is_over = False
         try:
@@ -157,58 +161,58 @@ class _Choice:
 
     async def _watch(self, receive: Receive) -> None:
         await client_gone(receive)
-        self._heard.put(_Gone())
+        self._inbox.put(_Gone())
 
     async def _first(self) -> Token | Finished | Refused | Failed | _Gone:
         """Return the first event that says something to the client."""
         while True:
-            heard = await self._heard.take()
-            if isinstance(heard, PromptScored):
-                self._prompt = heard.scores
-            elif isinstance(heard, Token):
-                self._times = heard.times
-                return heard
-            elif isinstance(heard, Finished | Refused | Failed | _Gone):
-                return heard
+            happened = await self._inbox.take()
+            if isinstance(happened, PromptScored):
+                self._prompt = happened.scores
+            elif isinstance(happened, Token):
+                self._times = happened.times
+                return happened
+            elif isinstance(happened, Finished | Refused | Failed | _Gone):
+                return happened
 
     async def _whole(self, first: Token | Finished, send: Send) -> bool:
-        """WorkerAnswer in one piece; return whether the request is over here (or its KV is on its way by itself)."""
+        """Answer in one piece; return whether the request is over here (or its KV is on its way by itself)."""
         output: list[Scored] = []
-        heard: _Heard = first
-        while not isinstance(heard, Finished):
-            if isinstance(heard, Token):
-                output.append(heard.scored)
-            elif isinstance(heard, Failed):
-                await self._refuse(heard).send_to(send)
+        happened: _Happened = first
+        while not isinstance(happened, Finished):
+            if isinstance(happened, Token):
+                output.append(happened.scored)
+            elif isinstance(happened, Failed):
+                await self._refuse(happened).send_to(send)
                 return True
-            elif isinstance(heard, _Gone):
+            elif isinstance(happened, _Gone):
                 return False
-            heard = await self._heard.take()
-        part = self._part(output, heard)
+            happened = await self._inbox.take()
+        part = self._part(output, happened)
         used = usage([len(self._request.prompt_ids)], [self._tokens])
         await JsonAnswer(200, self._answer.completion(part, used)).send_to(send)
         return True
 
     async def _stream(self, first: Token | Finished, send: Send) -> bool:
-        """WorkerAnswer a token a chunk; return whether the request is over here."""
+        """Answer a token a chunk; return whether the request is over here."""
         await start(send, 200, {"content-type": CONTENT_TYPE, "cache-control": "no-cache"})
-        heard: _Heard = first
+        happened: _Happened = first
         while True:
-            if isinstance(heard, _Gone):
+            if isinstance(happened, _Gone):
                 return False
-            if isinstance(heard, Failed):
+            if isinstance(happened, Failed):
                 # No mark of a normal end: an error is never one.
-                await send_part(send, event(_failure(heard, self._request, has_token=True)), has_more=False)
+                await send_part(send, event(_failure(happened, self._request, has_token=True)), has_more=False)
                 return True
-            if isinstance(heard, Token | Finished):
-                output = [heard.scored] if isinstance(heard, Token) else []
-                end = heard if isinstance(heard, Finished) else self._heard.take_end()
+            if isinstance(happened, Token | Finished):
+                output = [happened.scored] if isinstance(happened, Token) else []
+                end = happened if isinstance(happened, Finished) else self._inbox.take_end()
                 chunk = event(self._answer.chunk(self._part(output, end), with_usage=self._request.include_usage))
                 if end is not None:
                     await send_part(send, chunk + self._usage_chunk() + DONE, has_more=False)
                     return True
                 await send_part(send, chunk, has_more=True)
-            heard = await self._heard.take()
+            happened = await self._inbox.take()
 
     def _part(self, output: list[Scored], end: Finished | None) -> ChunkPart:
         self._tokens += len(output)
@@ -256,11 +260,11 @@ def _failure(why: Failed, request: WorkerRequest, *, has_token: bool) -> dict[st
 _LONGEST_ORDER_BYTES = 1 << 16
 
 
-class Speaker(Protocol):
-    """Who answers for a worker, whichever engine it has.
+class WorkerState(Protocol):
+    """The worker that a server answers for, whichever engine it has.
 
     Attributes:
-        feed: Who listens to it.
+        feed: What it reports on GET /events.
         role: The role it has now.
         epoch: Which start of it this is.
         started_s: When, in seconds since 1970.
@@ -298,14 +302,14 @@ def worker_app(worker: Worker, *, key: str | None = None) -> Any:
         worker: The worker.
         key: Every call but /health has to carry it (`Authorization: Bearer KEY`); None: nobody is asked.
     """
-    return speaker_app(worker, [Route("/v1/completions", Completions(worker), methods=["POST"])], key=key)
+    return protocol_app(worker, [Route("/v1/completions", Completions(worker), methods=["POST"])], key=key)
 
 
-def speaker_app(worker: Speaker, computing: Sequence[BaseRoute], *, key: str | None = None) -> Any:
+def protocol_app(worker: WorkerState, computing: Sequence[BaseRoute], *, key: str | None = None) -> Any:
     """Return the ASGI application of a worker.
 
     Args:
-        worker: Who answers for it.
+        worker: The worker.
         computing: Its calls that compute.
         key: See `worker_app`.
     """
@@ -341,7 +345,7 @@ class _Keyed:
 
 
 class _Orders:
-    def __init__(self, worker: Speaker) -> None:
+    def __init__(self, worker: WorkerState) -> None:
         self._worker = worker
 
     async def models(self, _: Request) -> JsonAnswer:

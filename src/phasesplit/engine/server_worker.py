@@ -1,6 +1,7 @@
-"""What a worker's server knows: who the worker is, its engine's thread, the requests that are on their way.
+"""The state behind a worker's server.
 
-What a worker tells whoever listens on GET /events: facts at a steady beat, and what happens to keys.
+`Worker`: its name, epoch and role, its engine's thread, and the requests that are not over. `Feed`: what it reports on
+GET /events: facts at a steady beat, and what happens to keys.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class Feed:
         """Whether anybody listens."""
         return bool(self._listeners)
 
-    def tell(self, line: dict[str, Any]) -> None:
+    def send(self, line: dict[str, Any]) -> None:
         """Send a line to all who listen now."""
         if not self._listeners:
             return
@@ -60,7 +61,7 @@ class Feed:
 
     def nudge(self) -> None:
         """Send everybody the facts now: they have changed in a way that should not wait for the next beat."""
-        self.tell({"facts": self._facts()})
+        self.send({"facts": self._facts()})
 
     async def listen(self) -> AsyncIterator[bytes]:
         """Return the lines from now on, endlessly, the facts first; ends for a listener that falls behind."""
@@ -124,11 +125,11 @@ class Worker:
         served: What it serves.
         constant: Facts that never change: model, layout, address, sizes, threshold.
         changing: Makes the facts that come from outside of the engine (transfers), a snapshot.
-        role: The role it has now; the gateway's word, which the engine does not ask for.
+        role: The role it has now, as the gateway sets it; the engine does not use it.
         started_s: When, in seconds since 1970.
         is_draining: Whether it takes no more requests.
-        feed: Who listens to it.
-        live: Requests that are not over, by key, and who hears of each.
+        feed: What it reports on GET /events.
+        live: Requests that are not over, by key, with the receiver of the events of each.
     """
 
     name: str
@@ -197,37 +198,37 @@ class Worker:
         }
 
     def own_key(self) -> str:
-        """Return a key for a request that comes without one; it is not told to the gateway, which did not give it."""
+        """Return a key for a request that comes without one; the gateway does not see it."""
         return f"{self._start}.{next(self._numbers)}"
 
     def _is_own(self, key: str) -> bool:
         return key.startswith(self._start)
 
     def submit(self, request: WorkerRequest, key: str, on_event: OnEvent) -> None:
-        """Hand a request to the engine, and tell the feed what happens to it."""
+        """Hand a request to the engine, and send what happens to it to the feed."""
         leaves = isinstance(request.transfer, SendKv)
 
-        def heard(event: Event) -> None:
-            self._tell(key, event)
+        def on_its_event(event: Event) -> None:
+            self._report(key, event)
             is_over = isinstance(event, Refused | Failed | KvLeft) or (isinstance(event, Finished) and not leaves)
             if is_over:
                 self.live.pop(key, None)
             on_event(event)
 
-        self.live[key] = heard
-        self.thread.submit(key, request, heard)
+        self.live[key] = on_its_event
+        self.thread.submit(key, request, on_its_event)
 
     def abort(self, key: str, why: str) -> None:
         """End a request in whatever state it is; a key that is not known, or over, changes nothing.
 
         Args:
             key: Its key.
-            why: Told to whoever still waits for its answer.
+            why: The reason for the client that still waits for its answer.
         """
         self.thread.abort(key)
-        heard = self.live.get(key)
-        if heard is not None:
-            heard(Failed(why))
+        on_event = self.live.get(key)
+        if on_event is not None:
+            on_event(Failed(why))
 
     def close(self) -> None:
         """End all requests, and whoever listens."""
@@ -248,15 +249,15 @@ class Worker:
             await asyncio.sleep(0.01)
         return not self.live
 
-    def _tell(self, key: str, event: Event) -> None:
+    def _report(self, key: str, event: Event) -> None:
         if isinstance(event, Started):
-            self.feed.tell({"prefill_started": key})
+            self.feed.send({"prefill_started": key})
         elif isinstance(event, KvReady):
-            self.feed.tell({"kv_ready": key})
+            self.feed.send({"kv_ready": key})
         elif isinstance(event, KvLeft):
-            self.feed.tell({"kv_left": key})
+            self.feed.send({"kv_left": key})
         elif isinstance(event, Failed):
-            self.feed.tell({"gone": key, "why": event.why})
+            self.feed.send({"gone": key, "why": event.why})
 
 
 def resident_bytes() -> int:

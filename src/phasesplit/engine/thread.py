@@ -27,7 +27,7 @@ class EngineThread:
     Args:
         engine: The engine, which nobody else calls from now on.
         endpoint: What moves its KV, if it moves any.
-        deliver: Called on the engine's thread, before and after an iteration, with all events and who is told of each.
+        deliver: Called on the engine's thread, before and after an iteration, with all events and the receiver of each.
         clock: Returns the instant.
 
     Attributes:
@@ -69,13 +69,13 @@ class EngineThread:
         return has_ended
 
     def submit(self, key: str, request: WorkerRequest, on_event: OnEvent) -> None:
-        """Hand in a request, see `Engine.submit`; where the thread has died, it fails."""
+        """Hand in a request, see `Engine.submit`; where the thread has ended with an error, it fails."""
         self.call(lambda engine: engine.submit(key, request, on_event))
         if self.error is not None:
             self._fail_all(self.error)
 
     def abort(self, key: str) -> None:
-        """Give a request up, see `Engine.abort`."""
+        """Abort a request, see `Engine.abort`."""
         self.call(lambda engine: engine.abort(key))
 
     def drain(self) -> None:
@@ -88,7 +88,7 @@ class EngineThread:
         self._ring()
 
     def _ring(self) -> None:
-        # A full bell rings already, and nobody hears a closed one.
+        # A full bell wakes the thread already, and a closed one has no thread.
         with contextlib.suppress(OSError):
             self._bell.send(b"\0")
 
@@ -106,15 +106,15 @@ class EngineThread:
         with contextlib.suppress(Exception):
             while self._commands:
                 self._commands.popleft()(self._engine)
-        events = self._engine.fail_all(f"the engine has died: {error}")
+        events = self._engine.fail_all(f"the engine has failed: {error}")
         if events:
             self._deliver(events)
 
     def _turn(self) -> None:
         while self._commands:
             self._commands.popleft()(self._engine)
-        is_busy = self._engine.step(self._tell)
-        self._tell()
+        is_busy = self._engine.step(self._deliver_events)
+        self._deliver_events()
         now_s = self._clock()
         if now_s >= self._next_facts_s or not is_busy:
             self._next_facts_s = now_s + _FACTS_EVERY_S
@@ -128,7 +128,7 @@ class EngineThread:
             self._is_quiet = False
             self._sleep()
 
-    def _tell(self) -> None:
+    def _deliver_events(self) -> None:
         events = self._engine.take_events()
         if events:
             self._deliver(events)

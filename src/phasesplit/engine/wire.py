@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from phasesplit.protocol.completions import TransferFields, WorkerBody
 
 
-_NO_GRAMMAR = "the engine cannot hold output to a grammar"
+_NO_GRAMMAR = "the engine cannot restrict output to a grammar"
 _NO_TOOLS = "the engine calls no tools"
 _REFUSED = {
     "tools": _NO_TOOLS,
@@ -68,9 +68,9 @@ class WorkerRequest:
         stream: Send each token as it comes.
         include_usage: A stream ends with a chunk of usage.
         echo: The text begins with the prompt.
-        prompt_logprobs: Likeliest tokens to tell at each place of the prompt, None for none of it.
-        return_token_ids: Tell the tokens' ids.
-        names_by_id: Where log-probabilities are told, tokens are named by id instead of by text.
+        prompt_logprobs: Likeliest tokens to return at each place of the prompt, None for none of it.
+        return_token_ids: Return the tokens' ids.
+        names_by_id: In log-probabilities, tokens are named by id instead of by text.
         transfer: What happens to the KV; None where this worker takes both phases.
         epoch: The epoch in which the sender believes this worker, None where it does not say.
         resumed_tokens: Last tokens of `prompt_ids` that another machine has put out already, fewer than all.
@@ -215,7 +215,7 @@ def _resumed_tokens(body: "WorkerBody", prompt_tokens: int) -> int:
     if resumed >= prompt_tokens:
         raise invalid("resumed_tokens", f"got {resumed}, allowed is less than the prompt's {prompt_tokens} tokens")
     if resumed and (body.echo or body.prompt_logprobs is not None):
-        raise invalid("resumed_tokens", "an output that goes on tells nothing about its prompt again")
+        raise invalid("resumed_tokens", "an output that goes on has no scores of its prompt")
     return resumed
 
 

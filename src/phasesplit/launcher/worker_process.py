@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from phasesplit.engine.server import Speaker, worker_app
+from phasesplit.engine.server import WorkerState, worker_app
 from phasesplit.launcher.announcing import GatewayAddress, keep_announced
 from phasesplit.launcher.embedded import EmbeddedWorker, Happened, WorkerSettings
 from phasesplit.launcher.listening import Listening
@@ -76,7 +76,7 @@ async def run_worker(
         embedded.close()
 
 
-class Living(Speaker, Protocol):
+class Living(WorkerState, Protocol):
     """What answers for a worker, and can be brought to an end."""
 
     async def drained(self, within_s: float) -> bool:

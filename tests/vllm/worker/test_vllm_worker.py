@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from phasesplit import cli
-from phasesplit.engine.server import speaker_app
+from phasesplit.engine.server import protocol_app
 from phasesplit.errors import SpecError
 from phasesplit.io.cluster_file import load_served_cluster
 from phasesplit.launcher.listening import Listening
@@ -130,7 +130,7 @@ class Side:
         routes = [
             Route("/v1/completions", proxy, methods=["POST"]), Route("/handover", proxy.handover, methods=["POST"]),
         ]  # fmt: skip
-        await self.listening.start(speaker_app(self.worker, routes))
+        await self.listening.start(protocol_app(self.worker, routes))
 
     async def stop(self) -> None:
         self.worker.close()

@@ -21,7 +21,7 @@ _EXTRA = 2 * BLOCK_TOKENS + 16
 
 
 def scratch_shape(heads: int, dim: int) -> tuple[int, int]:
-    """Return the shape of the float32 array that `attend` needs beside its arguments.
+    """Return the shape of the float32 array that `attend` needs in addition to its arguments.
 
     A row of it holds a query [dim], what was summed [dim], scores [32], sums of shares [32], the largest score.
     """

@@ -32,12 +32,12 @@ _KEPT: list[Any] = []
 
 
 def _processor() -> tuple[str, dict[str, bool]]:
-    """Return the processor's name and what it can do, or what Numba is told to compile for."""
+    """Return the processor's name and what it can do, or what Numba is set to compile for."""
     name = numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
     if numba.config.CPU_FEATURES is None and not numba.config.CPU_NAME:
         return str(name), dict(llvmlite.binding.get_host_cpu_features())
-    told = (numba.config.CPU_FEATURES or "").split(",")
-    return str(name), {feature[1:]: feature.startswith("+") for feature in told if feature}
+    named = (numba.config.CPU_FEATURES or "").split(",")
+    return str(name), {feature[1:]: feature.startswith("+") for feature in named if feature}
 
 
 PROCESSOR, _FEATURES = _processor()

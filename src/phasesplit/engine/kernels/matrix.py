@@ -15,7 +15,7 @@ _Q8_0_BYTES, _Q4_0_BYTES, _Q4_1_BYTES = BLOCK_BYTES.values()
 
 
 def scratch_values(rows: int, columns: int) -> int:
-    """Return how many float32 `multiply` needs beside its arguments, for a matrix [rows, columns]."""
+    """Return how many float32 `multiply` needs in addition to its arguments, for a matrix [rows, columns]."""
     return PANEL * (ROWS + (columns if rows % PANEL else min(columns, CHUNK)))
 
 

@@ -337,7 +337,7 @@ _FORWARDED = ("prefill_started", "kv_ready", "kv_left", "gone")
 
 
 class VllmWorkerState:
-    """What a vLLM worker's server needs to know; satisfies `engine.server.Speaker`.
+    """What a vLLM worker's server needs to know; satisfies `engine.server.WorkerState`.
 
     Args:
         settings: The worker's.
@@ -375,7 +375,7 @@ class VllmWorkerState:
 
     @property
     def error(self) -> BaseException | None:
-        """See `Speaker`; a server that does not answer counts as ended."""
+        """See `WorkerState`; a server that does not answer counts as ended."""
         if self.server.error is None and time.monotonic() - self._read_s > _STALE_S:
             self.server.error = TimeoutError(f"vLLM has not answered for {_STALE_S:g} s")
         return self.server.error
@@ -491,7 +491,7 @@ class VllmWorkerState:
     def report(self, event: dict[str, Any]) -> None:
         """Send the gateway what happens to a key; that its KV has left, once."""
         if "kv_left" not in event or self.legs.left(str(event["kv_left"])):
-            self.feed.tell(event)
+            self.feed.send(event)
 
     def close(self) -> None:
         """End all requests and all listeners."""

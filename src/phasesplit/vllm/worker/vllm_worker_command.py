@@ -12,7 +12,7 @@ import typer
 from starlette.routing import Route
 
 from phasesplit.console.options import option
-from phasesplit.engine.server import speaker_app
+from phasesplit.engine.server import protocol_app
 from phasesplit.errors import SpecError
 from phasesplit.launcher.embedded import start_up_s
 from phasesplit.launcher.listening import Listening
@@ -160,7 +160,7 @@ async def run_vllm_worker(
                 Route("/v1/completions", proxy, methods=["POST"]),
                 Route("/handover", proxy.handover, methods=["POST"]),
             ]
-            await listening.start(speaker_app(worker, computing, key=place.key))
+            await listening.start(protocol_app(worker, computing, key=place.key))
             worker.start_up_s = round(start_up_s(), 3)
             return await live(worker, place, listening, ready=ready, say=say)
         finally:
