@@ -249,6 +249,6 @@ class Pair:
 
 def served_split(pair: Pair, request: WorkerRequest, key: str = "r.0") -> tuple[Heard, Heard]:
     """Serve one request by a pair."""
-    prompt, token = pair.submit(request, key)
-    pair.run_until(lambda: prompt.has(KvLeft) and (token.finished is not None or bool(token.bad)))
-    return prompt, token
+    prefill, decode = pair.submit(request, key)
+    pair.run_until(lambda: prefill.has(KvLeft) and (decode.finished is not None or bool(decode.bad)))
+    return prefill, decode

@@ -152,7 +152,7 @@ class Answer:
 
     Attributes:
         choices: Per choice its text, token ids, reasons for its end, and log-probabilities.
-        usage: As told.
+        usage: As the answer has it.
         is_whole: Whether the client has read it to its end.
     """
 
@@ -166,10 +166,10 @@ class Answer:
             self.choices.append({"text": "", "ids": [], "finish": None, "stop": None, "logprobs": {}})
         return self.choices[index]
 
-    def add(self, told: dict[str, Any]) -> None:
+    def add(self, chunk: dict[str, Any]) -> None:
         """Take a chunk of a stream, or a whole answer."""
-        assert "error" not in told, told["error"]
-        for part in told["choices"]:
+        assert "error" not in chunk, chunk["error"]
+        for part in chunk["choices"]:
             one, said = self.choice(part["index"]), part.get("message") or part.get("delta") or part
             one["text"] += said.get("content") or said.get("text") or ""
             one["ids"] += part.get("token_ids") or []
@@ -178,7 +178,7 @@ class Answer:
             for name, values in (part["logprobs"] or {}).items():
                 if values is not None:
                     one["logprobs"].setdefault(name, []).extend(values)
-        self.usage = told.get("usage") or self.usage
+        self.usage = chunk.get("usage") or self.usage
 
     def require_begins(self, whole: "Answer") -> None:
         """Fail unless this is how another answer begins."""
@@ -197,16 +197,16 @@ async def answers(url: str, requests: Sequence[Asked], *, at_once: int, seed: in
         seed: Of the order.
     """
     order = random.Random(seed).sample(range(len(requests)), len(requests))  # noqa: S311 - picks what is tested
-    told = [Answer() for _ in requests]
+    found = [Answer() for _ in requests]
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=LATE_S)) as session:
 
         async def client() -> None:
             while order:
                 number = order.pop()
-                await _ask(session, requests[number], told[number])
+                await _ask(session, requests[number], found[number])
 
         await asyncio.gather(*(client() for _ in range(at_once)))
-    return told
+    return found
 
 
 async def _ask(session: aiohttp.ClientSession, asked: Asked, answer: Answer) -> None:

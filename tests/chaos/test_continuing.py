@@ -69,7 +69,7 @@ class Running(NamedTuple):
 
     def busy(self) -> list[str]:
         """Return the machines of live decode phases, one for each choice."""
-        return [lease["machine"] for lease in self.cluster.get("/debug/kv")["leases"] if lease["purpose"] == "token"]
+        return [lease["machine"] for lease in self.cluster.get("/debug/kv")["leases"] if lease["purpose"] == "decode"]
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def cut(running: Cluster, at: Sequence[int], **fields: Any) -> Answer:
     def seen(text: str) -> None:
         if left and len(text) > left[0]:
             del left[0]
-            (busy,) = {lease["machine"] for lease in running.get("/debug/kv")["leases"] if lease["purpose"] == "token"}
+            (busy,) = {lease["machine"] for lease in running.get("/debug/kv")["leases"] if lease["purpose"] == "decode"}
             running.signal(busy, signal.SIGKILL)
 
     answer = running.complete("the cat", 1900, seen, **fields)

@@ -393,8 +393,8 @@ def test_roles_are_fenced_by_epoch_and_checked() -> None:
             ({"epoch": EPOCH, "role": "decode"}, 200),
         ):
             assert (await Call(bench.app, "POST", "/role", order).answer())[0] == status
-        assert bench.worker.facts()["role"] == "token"
-        assert bench.worker.facts()["home"] == "prompt"
+        assert bench.worker.facts()["role"] == "decode"
+        assert bench.worker.facts()["home"] == "prefill"
 
     run(test)
 

@@ -362,9 +362,9 @@ def test_first_token_that_is_none_fails(note: bytes) -> None:
     with Pair() as pair:
         send = pair.prefill.endpoint.outgoing.note
         pair.prefill.endpoint.outgoing.note = lambda key, _: send(key, note)
-        _, token = served_split(pair, asked(prompt(40), 5))
-        assert not token.ids
-        assert isinstance(token.bad[0], Failed)
+        _, decode = served_split(pair, asked(prompt(40), 5))
+        assert not decode.ids
+        assert isinstance(decode.bad[0], Failed)
         pair.settle()
 
 

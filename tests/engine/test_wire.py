@@ -46,8 +46,8 @@ def through_the_gateway(fields: dict[str, Any]) -> dict[str, WorkerRequest]:
     most = 50 if request.most_tokens is None else request.most_tokens
     legs = split_legs(request, 0, [5, 6], most_tokens=most, seed=SEED, prefill_transfer=TO, decode_transfer=FROM)
     bodies = {
-        "prompt": legs.prefill,
-        "token": legs.decode,
+        "prefill": legs.prefill,
+        "decode": legs.decode,
         "whole": whole_leg(request, 0, [5, 6], most_tokens=most, seed=SEED),
     }
     return {
@@ -56,7 +56,7 @@ def through_the_gateway(fields: dict[str, Any]) -> dict[str, WorkerRequest]:
 
 
 def on_all(expected: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return dict.fromkeys(("prompt", "token", "whole"), expected)
+    return dict.fromkeys(("prefill", "decode", "whole"), expected)
 
 
 IN_SAMPLING: dict[str, tuple[Any, Any]] = {
@@ -69,11 +69,11 @@ IN_SAMPLING: dict[str, tuple[Any, Any]] = {
 ELSEWHERE: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
     "model": ("other", on_all({"model": "other"})),
     "prompt": ([5, 6], on_all({"prompt_ids": (5, 6)})),
-    "max_tokens": (9, {"prompt": {"max_tokens": 1}, "token": {"max_tokens": 9}, "whole": {"max_tokens": 9}}),
+    "max_tokens": (9, {"prefill": {"max_tokens": 1}, "decode": {"max_tokens": 9}, "whole": {"max_tokens": 9}}),
     "stop": ("ab", on_all({"stop": ("ab",), "include_stop": True})),
     "stream": (
         False,
-        {"prompt": {"stream": False, "include_usage": False}, "token": {"stream": True, "include_usage": True}},
+        {"prefill": {"stream": False, "include_usage": False}, "decode": {"stream": True, "include_usage": True}},
     ),
     "return_token_ids": (False, on_all({"return_token_ids": True})),
 }
@@ -108,14 +108,14 @@ def test_field_is_honoured(field: str) -> None:
 def test_field_of_the_gateway_disturbs_no_leg(field: str) -> None:
     """A field that the gateway settles would make the worker refuse the request."""
     needed = {"stream": True} if field == "stream_options" else {}
-    assert {*through_the_gateway({field: ASIDE[field]} | needed)} == {"prompt", "token", "whole"}
+    assert {*through_the_gateway({field: ASIDE[field]} | needed)} == {"prefill", "decode", "whole"}
 
 
 def test_min_tokens_reach_both_machines() -> None:
     """The first token could end the text on one machine and not on the other."""
     found = through_the_gateway({"min_tokens": 4, "max_tokens": 9})
     least = {leg: request.sampling.min_tokens for leg, request in found.items()}
-    assert least == {"prompt": 1, "token": 4, "whole": 4}
+    assert least == {"prefill": 1, "decode": 4, "whole": 4}
 
 
 def test_chat_fields_are_honoured() -> None:
@@ -123,7 +123,7 @@ def test_chat_fields_are_honoured() -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}
     found = through_the_gateway(chat | {"max_completion_tokens": 8, "top_logprobs": 2})
     bounds = {leg: request.max_tokens for leg, request in found.items()}
-    assert bounds == {"prompt": 1, "token": 8, "whole": 8}
+    assert bounds == {"prefill": 1, "decode": 8, "whole": 8}
     assert {request.sampling.logprobs for request in found.values()} == {2}
     for asked, told in ((chat, 0), (chat | {"logprobs": False}, None)):
         assert through_the_gateway(asked)["whole"].sampling.logprobs == told
@@ -133,7 +133,7 @@ def test_echo_scores_the_prompt_on_one_machine() -> None:
     """An echoed prompt would come without its log-probabilities, or the decode machine compute the prompt again."""
     found = through_the_gateway({"echo": True, "logprobs": 3})
     assert {leg: request.wants_prompt_logprobs for leg, request in found.items()} == {
-        "prompt": 3, "token": None, "whole": 3,
+        "prefill": 3, "decode": None, "whole": 3,
     }  # fmt: skip
     assert all(request.names_by_id for request in found.values())
     assert all(request.wants_prompt_logprobs is None for request in through_the_gateway({"echo": True}).values())
@@ -224,10 +224,10 @@ def test_transfer_needs_every_part(name: str) -> None:
 def test_transfers_arrive() -> None:
     """A worker would send the KV to the wrong place, or under another name than its peer awaits."""
     found = through_the_gateway({"max_tokens": 5})
-    prompt, token, whole = (found[leg] for leg in ("prompt", "token", "whole"))
-    assert prompt.transfer == SendKv("r.0", "t1", 4, Address("b", "/run/w.sock", ("10.0.0.1", 7000)))
-    assert token.transfer == TakeKv("r.0", "p1", 2)
-    assert (prompt.epoch, token.epoch, whole.transfer, whole.epoch) == (2, 4, None, None)
+    prefill, decode, whole = (found[leg] for leg in ("prefill", "decode", "whole"))
+    assert prefill.transfer == SendKv("r.0", "t1", 4, Address("b", "/run/w.sock", ("10.0.0.1", 7000)))
+    assert decode.transfer == TakeKv("r.0", "p1", 2)
+    assert (prefill.epoch, decode.epoch, whole.transfer, whole.epoch) == (2, 4, None, None)
     assert parsed(kv_transfer_params={"epoch": 6}).epoch == 6
 
 
