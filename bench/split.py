@@ -106,7 +106,7 @@ class Split(NamedTuple):
     Attributes:
         prefill_s: The prefill phase.
         second_s: From the first token, on the prefill machine, to the second, on the decode machine.
-        exposed_s: From the last layer handed over to the word that all has arrived.
+        exposed_s: From the last layer handed over to the completion of the transfer.
     """
 
     prefill_s: float
@@ -179,7 +179,9 @@ def be_machine(home: str, core: int, folder: str, orders: Connection) -> None:
         rules=Rules(block_tokens=BLOCK_TOKENS), has_prefix_cache=False, core_share=1.0,
         sockets=folder, transfer_host="127.0.0.1",
     )  # fmt: skip
-    embedded = EmbeddedWorker(settings, lambda happened: [hear(event) for hear, event in happened], lambda _: None)
+    embedded = EmbeddedWorker(
+        settings, lambda happened: [receive(event) for receive, event in happened], lambda _: None
+    )
     embedded.start()
     where = embedded.worker.facts()["address"]
     orders.send((home, Address(where["boot_id"], where["unix"], None)))
@@ -190,7 +192,7 @@ def be_machine(home: str, core: int, folder: str, orders: Connection) -> None:
 
 def served(embedded: EmbeddedWorker, order: Order) -> Measured:
     """Serve one request to its end."""
-    heard: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
+    received: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
     ids = tuple(np.random.default_rng(order.tokens).integers(1_000, 40_000, order.tokens).tolist())
     request = WorkerRequest(
         model="bench",
@@ -203,11 +205,11 @@ def served(embedded: EmbeddedWorker, order: Order) -> Measured:
     layerwise: queue.SimpleQueue[int] = queue.SimpleQueue()
     worker.thread.call(lambda engine: layerwise.put(engine.facts().layerwise))
     worker.thread.call(lambda engine: engine.set_threshold(order.threshold_tokens))
-    worker.thread.submit(order.key, request, lambda event: heard.put((time.monotonic(), event)))
+    worker.thread.submit(order.key, request, lambda event: received.put((time.monotonic(), event)))
     started_s, tokens_s = 0.0, []
     last = KvLeft if isinstance(order.transfer, SendKv) else Finished
     while True:
-        at_s, event = heard.get(timeout=60)
+        at_s, event = received.get(timeout=60)
         if isinstance(event, Refused | Failed):
             raise SystemExit(f"{order} came to nothing: {event}")
         if isinstance(event, Started):

@@ -133,7 +133,7 @@ class Machine:
         check_blocks(self.free, leases, self.engine._scheduler.ledger)
 
 
-class Heard:
+class Received:
     """The events of a request."""
 
     def __init__(self) -> None:
@@ -188,12 +188,12 @@ def turn_until(holds: Callable[[], bool], *machines: Machine) -> None:
     eventually(holds, lambda: turn(*machines) or time.sleep(0.0005))
 
 
-def served(machine: Machine, request: WorkerRequest, key: str = "whole") -> Heard:
+def served(machine: Machine, request: WorkerRequest, key: str = "whole") -> Received:
     """Serve one request whole."""
-    heard = Heard()
-    machine.engine.submit(key, request, heard)
-    turn_until(lambda: heard.finished is not None or bool(heard.bad), machine)
-    return heard
+    received = Received()
+    machine.engine.submit(key, request, received)
+    turn_until(lambda: received.finished is not None or bool(received.bad), machine)
+    return received
 
 
 class Pair:
@@ -213,27 +213,27 @@ class Pair:
             machine.close()
         self.folder.cleanup()
 
-    def submit(self, request: WorkerRequest, key: str = "r.0") -> tuple[Heard, Heard]:
+    def submit(self, request: WorkerRequest, key: str = "r.0") -> tuple[Received, Received]:
         """Send both legs of a request; return the events of each."""
-        legs = Heard(), Heard()
+        legs = Received(), Received()
         self.submit_decode(request, key, legs[1])
         self.submit_prefill(request, key, legs[0])
         return legs
 
-    def submit_prefill(self, request: WorkerRequest, key: str, heard: Heard) -> None:
+    def submit_prefill(self, request: WorkerRequest, key: str, received: Received) -> None:
         """Send the prefill leg, as the gateway derives it."""
         assert self.decode.endpoint is not None
         where = self.decode.endpoint.address
         address = Address(where["boot_id"], where["unix"], tuple(where["tcp"]) if where["tcp"] else None)
         sampling = replace(request.sampling, min_tokens=min(request.resumed_tokens + 1, request.sampling.min_tokens))
         transfer = SendKv(key, "t", self.decode.epoch, address)
-        self.prefill.engine.submit(key, replace(request, max_tokens=1, sampling=sampling, transfer=transfer), heard)
+        self.prefill.engine.submit(key, replace(request, max_tokens=1, sampling=sampling, transfer=transfer), received)
 
-    def submit_decode(self, request: WorkerRequest, key: str, heard: Heard) -> None:
+    def submit_decode(self, request: WorkerRequest, key: str, received: Received) -> None:
         """Send the decode leg, as the gateway derives it."""
         transfer = TakeKv(key, "p", self.prefill.epoch)
         fields = {"echo": False, "prompt_logprobs": None, "transfer": transfer}
-        self.decode.engine.submit(key, replace(request, **fields), heard)
+        self.decode.engine.submit(key, replace(request, **fields), received)
 
     def run_until(self, holds: Callable[[], bool]) -> None:
         """Take turns until something holds."""
@@ -247,7 +247,7 @@ class Pair:
             machine.require_empty()
 
 
-def served_split(pair: Pair, request: WorkerRequest, key: str = "r.0") -> tuple[Heard, Heard]:
+def served_split(pair: Pair, request: WorkerRequest, key: str = "r.0") -> tuple[Received, Received]:
     """Serve one request by a pair."""
     prefill, decode = pair.submit(request, key)
     pair.run_until(lambda: prefill.has(KvLeft) and (decode.finished is not None or bool(decode.bad)))

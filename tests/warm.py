@@ -4,7 +4,7 @@ Two processes that meet a cold cache would both compile, and tests that wait for
 """
 
 from doubles import tiny_cluster, tiny_trace
-from engine_machines import Heard, Machine, asked, turn
+from engine_machines import Machine, Received, asked, turn
 from phasesplit.engine import kernels
 from phasesplit.gateway.decisions import warm
 from phasesplit.scheduler.rules import Rules
@@ -21,9 +21,9 @@ def compile_all() -> None:
 def compile_engine() -> None:
     """Serve one request whole, however long it takes: kernels, and the rules of batches."""
     kernels.warm_up()
-    machine, heard = Machine(), Heard()
-    machine.engine.submit("whole", asked(range(3, 60), 3), heard)
-    while heard.finished is None:
+    machine, received = Machine(), Received()
+    machine.engine.submit("whole", asked(range(3, 60), 3), received)
+    while received.finished is None:
         turn(machine)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_machines import BLOCK, GREEDY, TINY, Heard, Machine, asked, served, turn, turn_until
+from engine_machines import BLOCK, GREEDY, TINY, Machine, Received, asked, served, turn, turn_until
 from phasesplit.engine.engine_events import Failed, Finished, Refused, Started, Token
 from phasesplit.engine.sampling import Sampling
 from phasesplit.engine.sequences import sequence_of
@@ -28,20 +28,20 @@ def test_tokens_do_not_hang_on_neighbours_or_chunks(batching: Batching) -> None:
     alone = Machine()
     expected = {key: served(alone, request).ids for key, request in requests.items()}
     together = Machine(batching=batching, batch_prompt_tokens=40)
-    heard = {key: Heard() for key in requests}
+    received = {key: Received() for key in requests}
     for key, request in requests.items():
-        together.engine.submit(key, request, heard[key])
+        together.engine.submit(key, request, received[key])
         turn(together)
-    turn_until(lambda: all(one.finished for one in heard.values()), together)
-    assert {key: one.ids for key, one in heard.items()} == expected
+    turn_until(lambda: all(one.finished for one in received.values()), together)
+    assert {key: one.ids for key, one in received.items()} == expected
     together.require_empty()
 
 
 def test_events_come_in_order() -> None:
     """Who streams an answer could not tell its beginning from its end."""
-    heard = served(Machine(), asked(prompt(10), 3))
-    assert [type(event) for event in heard.events] == [Started, Token, Token, Token, Finished]
-    assert heard.finished == Finished("length")
+    received = served(Machine(), asked(prompt(10), 3))
+    assert [type(event) for event in received.events] == [Started, Token, Token, Token, Finished]
+    assert received.finished == Finished("length")
 
 
 @pytest.mark.parametrize("batching", RULES)
@@ -50,12 +50,12 @@ def test_eviction_is_not_seen(batching: Batching) -> None:
     requests = [asked(prompt(60, seed), 60) for seed in range(4)]
     expected = [served(Machine(), request).ids for request in requests]
     small = Machine(blocks=9, batching=batching, batch_prompt_tokens=64)
-    heard = [Heard() for _ in requests]
+    received = [Received() for _ in requests]
     for number, request in enumerate(requests):
-        small.engine.submit(f"r{number}", request, heard[number])
-    turn_until(lambda: all(one.finished for one in heard), small)
+        small.engine.submit(f"r{number}", request, received[number])
+    turn_until(lambda: all(one.finished for one in received), small)
     assert small.engine.facts().evictions > 0
-    assert [one.ids for one in heard] == expected
+    assert [one.ids for one in received] == expected
     assert sum(stages.evictions for stages in small.engine.stages) == small.engine.facts().evictions
     small.require_empty()
 
@@ -64,15 +64,15 @@ def test_evicted_prompt_begins_again() -> None:
     """A prompt that lost its first chunks to the growth of others would go on behind a hole."""
     machine = Machine(blocks=7, batch_prompt_tokens=16)
     short, long = asked(prompt(60), 100), asked(prompt(150), 20)
-    heard = Heard(), Heard()
-    machine.engine.submit("short", short, heard[0])
-    turn_until(lambda: len(heard[0].ids) > 1, machine)
-    machine.engine.submit("long", long, heard[1])
-    turn_until(lambda: all(one.finished for one in heard), machine)
+    received = Received(), Received()
+    machine.engine.submit("short", short, received[0])
+    turn_until(lambda: len(received[0].ids) > 1, machine)
+    machine.engine.submit("long", long, received[1])
+    turn_until(lambda: all(one.finished for one in received), machine)
     ended = {stages.key: stages for stages in machine.engine.stages}
     assert ended["long"].evictions > 0
-    assert [one.ids for one in heard] == [served(Machine(), request).ids for request in (short, long)]
-    assert sum(isinstance(event, Started) for event in heard[1].events) == 1
+    assert [one.ids for one in received] == [served(Machine(), request).ids for request in (short, long)]
+    assert sum(isinstance(event, Started) for event in received[1].events) == 1
     machine.require_empty()
 
 
@@ -80,7 +80,7 @@ def test_evicted_request_finds_its_known_prefix_again() -> None:
     """An evicted request would compute again the blocks that are still kept, if none has come or gone meanwhile."""
     machine = Machine(blocks=6, prefix_identity=b"tiny")
     served(machine, asked(prompt(70), 1), "before")
-    older, younger = Heard(), Heard()
+    older, younger = Received(), Received()
     machine.engine.submit("older", asked(prompt(90), 20), older)
     turn_until(lambda: bool(older.ids), machine)
     machine.engine.submit("younger", asked(prompt(70), 20), younger)
@@ -114,8 +114,8 @@ def test_stop_token_ends_the_text() -> None:
 def test_own_end_of_the_text_has_no_number() -> None:
     """A client would get a stop token that it never named."""
     always = Sampling(temperature=0.0, logit_bias=((2, 100.0),))
-    heard = served(Machine(), asked(prompt(20), 30, always))
-    assert (heard.ids, heard.finished) == ([2], Finished("stop", None))
+    received = served(Machine(), asked(prompt(20), 30, always))
+    assert (received.ids, received.finished) == ([2], Finished("stop", None))
     ignored = Sampling(temperature=0.0, logit_bias=((2, 100.0),), ignore_eos=True)
     assert served(Machine(), asked(prompt(20), 4, ignored)).finished == Finished("length")
 
@@ -124,9 +124,9 @@ def test_stop_string_ends_the_text() -> None:
     """The machine would run on behind a stop string that lies across two tokens."""
     ids = served(Machine(), asked(prompt(20), 30)).ids
     text = "".join(chr(97 + token % 26) for token in ids)
-    heard = served(Machine(), asked(prompt(20), 30, stop=(text[6:9], "no such text")))
-    assert heard.finished == Finished("stop", text[6:9])
-    assert len(heard.ids) == text.index(text[6:9]) + 3
+    received = served(Machine(), asked(prompt(20), 30, stop=(text[6:9], "no such text")))
+    assert received.finished == Finished("stop", text[6:9])
+    assert len(received.ids) == text.index(text[6:9]) + 3
 
 
 @settings(max_examples=200, deadline=None)
@@ -158,14 +158,14 @@ def test_prompt_is_scored(batch_prompt_tokens: int) -> None:
     """The log-probabilities of a prompt's tokens would be those of others, or depend on how it is cut."""
     sampling = Sampling(temperature=0.0, logprobs=1)
     request = asked(prompt(300), 2, sampling, prompt_logprobs=2)
-    heard = served(Machine(batch_prompt_tokens=batch_prompt_tokens), request)
-    assert heard.scores is not None
-    assert [scored.token for scored in heard.scores] == list(request.prompt_ids)
-    assert heard.scores[0].logprob is None
-    assert heard.ids == served(Machine(), asked(prompt(300), 2)).ids
+    received = served(Machine(batch_prompt_tokens=batch_prompt_tokens), request)
+    assert received.scores is not None
+    assert [scored.token for scored in received.scores] == list(request.prompt_ids)
+    assert received.scores[0].logprob is None
+    assert received.ids == served(Machine(), asked(prompt(300), 2)).ids
     for cut in (1, 32, 129, 299):
         shorter = served(Machine(), asked(prompt(300)[:cut], 1, Sampling(temperature=0.0, logprobs=2)))
-        assert heard.scores[cut].top == shorter.tokens[0].top
+        assert received.scores[cut].top == shorter.tokens[0].top
 
 
 def test_scored_rows_are_few_at_a_time() -> None:
@@ -181,32 +181,32 @@ def test_scored_rows_are_few_at_a_time() -> None:
 def test_too_long_a_prompt_is_refused(tokens: int, blocks: int, says: str) -> None:
     """A prompt that never fits would wait for ever, or be found out only when others had waited for it."""
     machine = Machine(blocks=blocks)
-    heard = served(machine, asked(prompt(tokens), 1))
-    assert [type(event) for event in heard.events] == [Refused]
-    assert heard.bad[0].status == 400
-    assert says in heard.bad[0].message
+    received = served(machine, asked(prompt(tokens), 1))
+    assert [type(event) for event in received.events] == [Refused]
+    assert received.bad[0].status == 400
+    assert says in received.bad[0].message
     machine.require_empty()
 
 
 @pytest.mark.parametrize("batching", RULES)
 def test_output_ends_with_the_memory(batching: Batching) -> None:
     """A request that outgrows the whole memory would be evicted and computed again for ever."""
-    heard = served(Machine(blocks=3, batching=batching), asked(prompt(90), 1_000))
-    assert (len(heard.ids), heard.finished) == (6, Finished("length"))
+    received = served(Machine(blocks=3, batching=batching), asked(prompt(90), 1_000))
+    assert (len(received.ids), received.finished) == (6, Finished("length"))
 
 
 def test_legs_need_an_endpoint() -> None:
     """A leg would wait for ever on a machine that moves no KV."""
     from phasesplit.protocol.worker import TakeKv
 
-    heard = served(Machine(), asked(prompt(4), transfer=TakeKv("k", "p", 1)), "k")
-    assert heard.bad[0].status == 400
+    received = served(Machine(), asked(prompt(4), transfer=TakeKv("k", "p", 1)), "k")
+    assert received.bad[0].status == 400
 
 
 def test_key_is_used_once() -> None:
     """Two requests of one name would get each other's tokens."""
     machine = Machine()
-    first, second = Heard(), Heard()
+    first, second = Received(), Received()
     machine.engine.submit("same", asked(prompt(4), 3), first)
     machine.engine.submit("same", asked(prompt(5), 3), second)
     turn_until(lambda: first.finished is not None, machine)
@@ -216,7 +216,7 @@ def test_key_is_used_once() -> None:
 def test_draining_finishes_what_is_here() -> None:
     """A machine that is to leave would take new work, or drop what it has."""
     machine = Machine()
-    here, late = Heard(), Heard()
+    here, late = Received(), Received()
     machine.engine.submit("here", asked(prompt(4), 3), here)
     machine.engine.drain()
     machine.engine.submit("late", asked(prompt(4), 3), late)
@@ -232,24 +232,24 @@ def test_aborts_leave_nothing(batching: Batching, seed: int) -> None:
     rng = np.random.default_rng(seed)
     machine = Machine(blocks=14, batching=batching, batch_prompt_tokens=48)
     requests = {f"r{n}": asked(prompt(int(rng.integers(1, 120)), n), int(rng.integers(1, 40))) for n in range(12)}
-    heard = {key: Heard() for key in requests}
+    received = {key: Received() for key in requests}
     doomed = set(rng.choice(list(requests), 5, replace=False))
     gone = set()
     for key, request in requests.items():
-        machine.engine.submit(key, request, heard[key])
-    while not all(one.finished for key, one in heard.items() if key not in doomed) or gone != doomed:
+        machine.engine.submit(key, request, received[key])
+    while not all(one.finished for key, one in received.items() if key not in doomed) or gone != doomed:
         turn(machine)
         if rng.random() < 0.2 and gone != doomed:
             key = rng.choice(sorted(doomed - gone))
             gone.add(key)
             machine.engine.abort(key)
             machine.engine.abort(key)
-            told = len(heard[key].events)
+            told = len(received[key].events)
             machine.engine.take_events()
-            assert len(heard[key].events) == told
+            assert len(received[key].events) == told
     machine.require_empty()
     for key in requests.keys() - doomed:
-        assert heard[key].ids == served(Machine(), requests[key]).ids
+        assert received[key].ids == served(Machine(), requests[key]).ids
 
 
 @pytest.mark.parametrize("batching", RULES)
@@ -284,24 +284,24 @@ def test_known_prefixes_go_when_memory_is_short(seed: int) -> None:
     machine = Machine(blocks=12, prefix_identity=b"tiny", batch_prompt_tokens=48)
     starts = [prompt(70, n) for n in range(3)]
     requests = [asked(starts[int(rng.integers(3))] + prompt(int(rng.integers(1, 40)), n), 40) for n in range(10)]
-    heard = [Heard() for _ in requests]
+    received = [Received() for _ in requests]
     for number, request in enumerate(requests):
-        machine.engine.submit(f"r{number}", request, heard[number])
+        machine.engine.submit(f"r{number}", request, received[number])
         turn(machine)
-    turn_until(lambda: all(one.finished for one in heard), machine)
-    assert [one.ids for one in heard] == [served(Machine(), request).ids for request in requests]
+    turn_until(lambda: all(one.finished for one in received), machine)
+    assert [one.ids for one in received] == [served(Machine(), request).ids for request in requests]
     machine.require_empty()
 
 
 def test_all_are_told_when_the_engine_cannot_go_on() -> None:
     """Clients would wait for ever on a machine that has failed."""
     machine = Machine()
-    heard = Heard()
-    machine.engine.submit("r", asked(prompt(40), 100), heard)
+    received = Received()
+    machine.engine.submit("r", asked(prompt(40), 100), received)
     turn(machine)
     for on_event, event in machine.engine.fail_all("out of order"):
         on_event(event)
-    assert heard.bad == [Failed("out of order")]
+    assert received.bad == [Failed("out of order")]
 
 
 def test_stages_follow_one_another() -> None:
@@ -320,9 +320,9 @@ def test_stages_follow_one_another() -> None:
 def test_the_first_token_tells_how_long_its_prompt_took() -> None:
     """A gateway would take the queue in front of the engine for the prefill phase, or know neither."""
     machine = Machine()
-    heard = served(machine, asked(prompt(40), 3, GREEDY))
+    received = served(machine, asked(prompt(40), 3, GREEDY))
     (stages,) = machine.engine.stages
-    first, *later = [event.times for event in heard.events if isinstance(event, Token)]
+    first, *later = [event.times for event in received.events if isinstance(event, Token)]
     assert first is not None
     assert stages.started_s == pytest.approx(stages.arrived_s + first.queued_s)
     assert stages.first_token_s == pytest.approx(stages.arrived_s + sum(first))

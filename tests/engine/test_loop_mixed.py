@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_machines import Heard, Machine, asked, served, turn, turn_until
+from engine_machines import Machine, Received, asked, served, turn, turn_until
 from phasesplit.engine.sampling import Sampling
 from phasesplit.engine.wire import WorkerRequest
 from phasesplit.kv_transfer.messages import TransferTimeouts
@@ -23,7 +23,7 @@ class Sent:
 
     def __init__(self, key: str, request: WorkerRequest, machines: list[Machine]) -> None:
         self.key, self.request, self.machines = key, request, machines
-        self.heard = [Heard() for _ in machines]
+        self.received = [Received() for _ in machines]
         self.is_given_up = False
 
     def submit(self, leg: int) -> None:
@@ -36,7 +36,7 @@ class Sent:
             address = Address(where["boot_id"], where["unix"], tuple(where["tcp"]) if where["tcp"] else None)
             transfer = (SendKv(self.key, there.name, 1, address), TakeKv(self.key, here.name, 1))[leg]
             request = replace(request, max_tokens=request.max_tokens if leg else 1, transfer=transfer)
-        self.machines[leg].engine.submit(self.key, request, self.heard[leg])
+        self.machines[leg].engine.submit(self.key, request, self.received[leg])
 
     def give_up(self) -> None:
         """Do what the gateway does when a client hangs up, or one leg has failed."""
@@ -46,9 +46,9 @@ class Sent:
 
     @property
     def is_over(self) -> bool:
-        if not self.is_given_up and any(heard.bad for heard in self.heard):
+        if not self.is_given_up and any(received.bad for received in self.received):
             self.give_up()
-        return self.is_given_up or self.heard[-1].finished is not None
+        return self.is_given_up or self.received[-1].finished is not None
 
 
 def drawn_request(rng: np.random.Generator, number: int) -> WorkerRequest:
@@ -92,6 +92,6 @@ def test_all_come_to_the_right_end(seed: int, way: str) -> None:
         right = [one for one in sent if not one.is_given_up]
         assert len(right) > REQUESTS // 4
         for one in right:
-            assert one.heard[-1].tokens == served(alone, one.request, one.key).tokens
+            assert one.received[-1].tokens == served(alone, one.request, one.key).tokens
         for machine in machines:
             machine.close()

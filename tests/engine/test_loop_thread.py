@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from engine_machines import Heard, Machine, Pair, asked, served
+from engine_machines import Machine, Pair, Received, asked, served
 from phasesplit.engine import thread as engine_thread
 from phasesplit.engine.engine_events import Event, Failed, Finished, Refused, Started, Token
 from phasesplit.engine.sequences import OnEvent
@@ -42,24 +42,26 @@ def running() -> Iterator[Running]:
 
 def test_requests_from_many_threads_are_served(running: Running) -> None:
     """Requests handed in at the same time would be lost or mixed up."""
-    heard = [Heard() for _ in range(12)]
+    received = [Received() for _ in range(12)]
     requests = [asked(np.random.default_rng(n).integers(3, 300, 10 + 9 * n), 6) for n in range(12)]
-    threads = [threading.Thread(target=running.thread.submit, args=(f"r{n}", requests[n], heard[n])) for n in range(12)]
+    threads = [
+        threading.Thread(target=running.thread.submit, args=(f"r{n}", requests[n], received[n])) for n in range(12)
+    ]
     for thread in threads:
         thread.start()
-    eventually(lambda: all(one.finished for one in heard))
-    assert [one.ids for one in heard] == [served(Machine(), request).ids for request in requests]
+    eventually(lambda: all(one.finished for one in received))
+    assert [one.ids for one in received] == [served(Machine(), request).ids for request in requests]
 
 
 def test_events_come_in_batches(running: Running) -> None:
     """Who streams to many clients would be woken once a token instead of once an iteration."""
-    heard = [Heard() for _ in range(8)]
+    received = [Received() for _ in range(8)]
     barrier = threading.Event()
     running.thread.call(lambda _: barrier.wait(PATIENCE_S) and None)
-    for number, one in enumerate(heard):
+    for number, one in enumerate(received):
         running.thread.submit(f"r{number}", asked(range(3, 20), 10), one)
     barrier.set()
-    eventually(lambda: all(one.finished for one in heard))
+    eventually(lambda: all(one.finished for one in received))
     tokens = [sum(isinstance(event, Token) for event in batch) for batch in running.batches]
     assert max(tokens) == 8
     assert sum(tokens) == 80
@@ -67,31 +69,31 @@ def test_events_come_in_batches(running: Running) -> None:
 
 def test_a_prompt_is_said_to_begin_before_it_is_computed(running: Running) -> None:
     """A prompt that takes seconds would count as waiting until it has ended."""
-    heard = Heard()
+    received = Received()
     run, seen = running.machine.forward.run, []
 
     def watched(*arguments: object) -> object:
-        seen.append(heard.has(Started))
+        seen.append(received.has(Started))
         return run(*arguments)
 
     running.machine.forward.run = watched
-    running.thread.submit("r", asked(range(3, 20), 2), heard)
-    eventually(lambda: heard.finished is not None)
+    running.thread.submit("r", asked(range(3, 20), 2), received)
+    eventually(lambda: received.finished is not None)
     assert seen == [True, True]
 
 
 def test_abort_and_drain_reach_the_engine(running: Running) -> None:
     """A client that hangs up would be computed for until its end."""
-    heard, late = Heard(), Heard()
-    running.thread.submit("r", asked(range(3, 20), 2_000), heard)
-    eventually(lambda: len(heard.ids) > 3)
+    received, late = Received(), Received()
+    running.thread.submit("r", asked(range(3, 20), 2_000), received)
+    eventually(lambda: len(received.ids) > 3)
     running.thread.abort("r")
     running.thread.drain()
     running.thread.submit("late", asked(range(3, 20), 2), late)
     eventually(lambda: bool(late.bad))
     assert isinstance(late.bad[0], Refused)
     eventually(lambda: running.thread.facts.held == {} and running.thread.facts.is_draining)
-    assert heard.finished is None
+    assert received.finished is None
 
 
 def test_idle_it_sleeps(running: Running) -> None:
@@ -115,16 +117,16 @@ def test_it_wakes_at_once() -> None:
     one.thread.start()
     for number in range(5):
         time.sleep(0.02)
-        heard = Heard()
-        one.thread.submit(f"r{number}", asked(range(3, 9), 1), heard)
-        eventually(lambda heard=heard: heard.finished is not None)
+        received = Received()
+        one.thread.submit(f"r{number}", asked(range(3, 9), 1), received)
+        eventually(lambda received=received: received.finished is not None)
     assert one.thread.stop()
 
 
 def test_its_death_fails_every_request() -> None:
     """Clients would wait for ever for an engine that has ended by a defect."""
     running = Running(Machine())
-    here, late = Heard(), Heard()
+    here, late = Received(), Received()
     running.thread.call(lambda engine: engine.submit("here", asked(range(3, 9), 2_000), here))
 
     def broken(*_: object) -> None:
@@ -156,7 +158,7 @@ def test_a_pair_of_threads_hands_kv_over() -> None:
         for number in range(18):
             size = number % 6
             request = asked(np.random.default_rng(size).integers(3, 300, 20 + 20 * size), 6)
-            legs = Heard(), Heard()
+            legs = Received(), Received()
             for one, leg, submit in zip(machines, legs, (pair.submit_prefill, pair.submit_decode), strict=True):
                 one.thread.call(
                     lambda _, leg=leg, submit=submit, request=request, key=f"r{number}": submit(request, key, leg)

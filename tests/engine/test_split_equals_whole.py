@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine_machines import TINY, Heard, Machine, Pair, StandIn, asked, served, served_split, turn, turn_until
+from engine_machines import TINY, Machine, Pair, Received, StandIn, asked, served, served_split, turn, turn_until
 from phasesplit.engine.checkpoint import open_checkpoint
 from phasesplit.engine.engine_events import Failed, Finished, KvLeft, KvReady, Refused, Started, Token
 from phasesplit.engine.forward import Forward
@@ -51,7 +51,7 @@ def prompt(tokens: int, seed: int = 0) -> list[int]:
     return np.random.default_rng([tokens, seed]).integers(3, 300, tokens).tolist()
 
 
-def require_equal(whole: Heard, prefill_leg: Heard, decode_leg: Heard) -> None:
+def require_equal(whole: Received, prefill_leg: Received, decode_leg: Received) -> None:
     """Fail unless both legs together are the whole."""
     assert not prefill_leg.bad
     assert not decode_leg.bad
@@ -79,7 +79,7 @@ def test_lengths_around_the_block_size(
     with Pair(way, threshold_tokens=threshold_tokens, **rules, **model) as pair:
         for number, tokens in enumerate(LENGTHS):
             request = asked(prompt(tokens), 5, SAMPLINGS["greedy"], prompt_logprobs=1 if number % 3 == 0 else None)
-            legs = Heard(), Heard()
+            legs = Received(), Received()
             pair.submit_decode(request, f"r{number}", legs[1])
             turn(*pair.machines)
             pair.submit_prefill(request, f"r{number}", legs[0])
@@ -162,7 +162,7 @@ def test_prompt_that_began_before_its_offer_came() -> None:
     """An offer that comes while the prompt is computed would have to wait for its end."""
     request = asked(prompt(70), 4)
     with Pair(threshold_tokens=0) as pair:
-        legs = Heard(), Heard()
+        legs = Received(), Received()
         states = []
         run = pair.prefill.forward.run
 
@@ -223,7 +223,7 @@ def test_aborts_at_random_leave_nothing(seed: int, way: str) -> None:
 def test_blocks_that_are_still_written_to_stay_booked() -> None:
     """Room would be promised to others while the prefill machine may still write there."""
     with Pair(threshold_tokens=0, batch_prompt_tokens=32) as pair:
-        legs = Heard(), Heard()
+        legs = Received(), Received()
         pair.submit_decode(asked(prompt(150), 5), "r", legs[1])
         turn(*pair.machines)
         pair.submit_prefill(asked(prompt(150), 5), "r", legs[0])
@@ -231,7 +231,7 @@ def test_blocks_that_are_still_written_to_stay_booked() -> None:
         pair.decode.engine.abort("r")
         facts = pair.decode.engine.facts()
         assert (facts.held, facts.used_blocks) == ({"r": 5}, 5)
-        again = Heard()
+        again = Received()
         pair.submit_decode(asked(prompt(150), 5), "r", again)
         turn(pair.decode)
         assert again.bad[0].status == 409
@@ -241,7 +241,7 @@ def test_blocks_that_are_still_written_to_stay_booked() -> None:
 def test_blocks_that_are_still_read_stay_booked() -> None:
     """Another prompt would be computed into blocks that are still on their way out."""
     with Pair("tcp", threshold_tokens=0) as pair:
-        legs = Heard(), Heard()
+        legs = Received(), Received()
         pair.submit_decode(asked(prompt(150), 5), "r", legs[1])
         turn(*pair.machines)
         pair.submit_prefill(asked(prompt(150), 5), "r", legs[0])
@@ -267,15 +267,15 @@ def test_blocks_that_are_still_read_stay_booked() -> None:
 def test_prompt_machine_is_gone(way: str, turns: int) -> None:
     """Tokens would come from KV that never arrived whole, or its place would stay taken."""
     with Pair(way, threshold_tokens=0, batch_prompt_tokens=32, timeouts=SHORT) as pair:
-        heard = [pair.submit(asked(prompt(150, n), 40), f"r{n}")[1] for n in range(3)]
+        received = [pair.submit(asked(prompt(150, n), 40), f"r{n}")[1] for n in range(3)]
         for _ in range(turns):
             turn(*pair.machines)
         pair.prefill.close()
-        turn_until(lambda: all(one.finished or one.bad for one in heard), pair.decode)
+        turn_until(lambda: all(one.finished or one.bad for one in received), pair.decode)
         turn_until(lambda: not pair.decode.engine.facts().held, pair.decode)
         pair.decode.require_empty()
         alone = Machine()
-        for number, one in enumerate(heard):
+        for number, one in enumerate(received):
             whole = served(alone, asked(prompt(150, number), 40))
             assert one.ids == (whole.ids if one.finished else [])
             assert not one.bad or isinstance(one.bad[0], Failed)
@@ -286,13 +286,13 @@ def test_prompt_machine_is_gone(way: str, turns: int) -> None:
 def test_token_machine_is_gone(way: str, turns: int) -> None:
     """The prefill machine would keep KV for a machine that is gone, or take its neighbours down with it."""
     with Pair(way, threshold_tokens=0, batch_prompt_tokens=32, timeouts=SHORT) as pair:
-        heard = [pair.submit(asked(prompt(150, n), 400), f"r{n}")[0] for n in range(3)]
-        whole = Heard()
+        received = [pair.submit(asked(prompt(150, n), 400), f"r{n}")[0] for n in range(3)]
+        whole = Received()
         pair.prefill.engine.submit("whole", asked(prompt(50), 20), whole)
         for _ in range(turns):
             turn(*pair.machines)
         pair.decode.close()
-        turn_until(lambda: all(one.has(KvLeft) for one in heard) and whole.finished is not None, pair.prefill)
+        turn_until(lambda: all(one.has(KvLeft) for one in received) and whole.finished is not None, pair.prefill)
         pair.prefill.require_empty()
         assert whole.ids == served(Machine(), asked(prompt(50), 20)).ids
 
@@ -301,9 +301,9 @@ def test_prompt_that_never_comes_is_given_up() -> None:
     """A decode machine would hold room for ever for a prefill machine that stays silent."""
     timeouts = TransferTimeouts(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)
     with Pair(timeouts=timeouts) as pair:
-        heard = Heard()
-        pair.submit_decode(asked(prompt(40), 4), "silent", heard)
-        turn_until(lambda: bool(heard.bad), pair.decode)
+        received = Received()
+        pair.submit_decode(asked(prompt(40), 4), "silent", received)
+        turn_until(lambda: bool(received.bad), pair.decode)
         turn_until(lambda: not pair.decode.engine.facts().held, pair.decode)
         pair.decode.require_empty()
 
@@ -311,10 +311,10 @@ def test_prompt_that_never_comes_is_given_up() -> None:
 def test_offer_that_never_comes_is_given_up() -> None:
     """A prefill machine would keep KV for ever for a decode machine that never offers room."""
     with Pair(timeouts=TransferTimeouts(lease_s=0.05, heartbeat_s=0.01, answer_s=0.05, transfer_s=0.1)) as pair:
-        heard = Heard()
-        pair.submit_prefill(asked(prompt(40), 4), "silent", heard)
-        pair.run_until(lambda: heard.has(KvLeft))
-        assert [type(event) for event in heard.events] == [Started, Token, Finished, Failed, KvLeft]
+        received = Received()
+        pair.submit_prefill(asked(prompt(40), 4), "silent", received)
+        pair.run_until(lambda: received.has(KvLeft))
+        assert [type(event) for event in received.events] == [Started, Token, Finished, Failed, KvLeft]
         pair.settle()
 
 
@@ -323,11 +323,11 @@ def test_stale_peer_is_refused() -> None:
     with Pair(epoch=5) as pair:
         served_split(pair, asked(prompt(10), 2), "first")
         pair.decode.epoch = 4
-        heard = Heard()
-        pair.submit_prefill(asked(prompt(10), 2), "second", heard)
+        received = Received()
+        pair.submit_prefill(asked(prompt(10), 2), "second", received)
         turn(*pair.machines)
-        assert isinstance(heard.bad[0], Refused)
-        assert heard.bad[0].status == 409
+        assert isinstance(received.bad[0], Refused)
+        assert received.bad[0].status == 409
 
 
 def test_known_prefixes_make_room_for_what_arrives() -> None:
@@ -343,7 +343,7 @@ def test_known_prefixes_make_room_for_what_arrives() -> None:
 def test_prompt_evicted_while_its_kv_leaves_fails() -> None:
     """Blocks would be given to others while the decode machine still reads the prompt's KV from them."""
     with Pair(blocks=7, batch_prompt_tokens=16, threshold_tokens=0) as pair:
-        whole, legs, request = Heard(), (Heard(), Heard()), asked(prompt(150), 20)
+        whole, legs, request = Received(), (Received(), Received()), asked(prompt(150), 20)
         pair.prefill.engine.submit("whole", asked(prompt(56), 100), whole)
         pair.run_until(lambda: len(whole.ids) > 1)
         pair.submit_decode(request, "r", legs[1])
@@ -372,7 +372,7 @@ def test_machines_full_of_kv_for_each_other_go_on() -> None:
     """Two machines whose KV waits for room on the other would wait until a time-out of minutes."""
     now_s = [0.0]
     with Pair(blocks=6, clock=lambda: now_s[0]) as pair:
-        first, second, third = Heard(), Heard(), Heard()
+        first, second, third = Received(), Received(), Received()
         request = asked(prompt(150), 5)
         pair.submit_prefill(request, "there", first)
         where = pair.prefill.endpoint.address
@@ -380,7 +380,7 @@ def test_machines_full_of_kv_for_each_other_go_on() -> None:
         pair.decode.engine.submit("back", replace(request, max_tokens=1, transfer=back), second)
         pair.run_until(lambda: bool(first.ids) and bool(second.ids))
         pair.submit_decode(request, "there", third)
-        pair.prefill.engine.submit("back", replace(request, transfer=TakeKv("back", "t", 1)), Heard())
+        pair.prefill.engine.submit("back", replace(request, transfer=TakeKv("back", "t", 1)), Received())
         for _ in range(20):
             turn(*pair.machines)
         assert not third.bad

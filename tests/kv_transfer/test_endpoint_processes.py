@@ -29,7 +29,7 @@ SHORT = TransferTimeouts(lease_s=0.3, heartbeat_s=0.1, answer_s=0.5, transfer_s=
 
 @contextlib.contextmanager
 def another(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """Start a machine in a process of its own; what it says arrives in the list by `heard`. It is killed at the end."""
+    """Start a machine in its own process; `received` waits for what it prints. It is killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", pairs.__name__, *arguments],
         stdout=subprocess.PIPE,
@@ -38,21 +38,21 @@ def another(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]
     )
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
-    heard: list[str] = []
+    received: list[str] = []
     try:
-        yield process, heard
+        yield process, received
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def hears(process: subprocess.Popen[str], heard: list[str], lines: int) -> bool:
+def hears(process: subprocess.Popen[str], received: list[str], lines: int) -> bool:
     """Return whether a process has said so many lines."""
     assert process.stdout is not None
     while line := process.stdout.readline():
-        heard.append(line.strip())
-    return len(heard) >= lines
+        received.append(line.strip())
+    return len(received) >= lines
 
 
 class StandingClock:
@@ -94,8 +94,8 @@ def machine(request: pytest.FixtureRequest, clock: StandingClock) -> Iterator[Ma
 @pytest.mark.parametrize("layers", [0, 2])
 def test_sender_that_dies_or_stops(machine: Machine, clock: StandingClock, how: signal.Signals, layers: int) -> None:
     """The decode machine would wait for ever for a prefill machine that is gone, or read half a prompt."""
-    with another("prefill", machine.way, json.dumps(machine.endpoint.address), str(layers)) as (process, heard):
-        eventually(lambda: hears(process, heard, 1), machine.endpoint.poll)
+    with another("prefill", machine.way, json.dumps(machine.endpoint.address), str(layers)) as (process, received):
+        eventually(lambda: hears(process, received, 1), machine.endpoint.poll)
         machine.incoming.expect("r", 16, "prefill-0")
         arrived = functools.partial(machine.incoming._receiver.layers_arrived, 1)
         eventually(lambda: arrived() == layers, machine.endpoint.poll)
@@ -117,13 +117,13 @@ def test_sender_that_dies_or_stops(machine: Machine, clock: StandingClock, how: 
 def test_receiver_that_dies_or_stops(machine: Machine, clock: StandingClock, how: signal.Signals) -> None:
     """The prefill machine would keep its KV for a decode machine that is gone, or send on for ever."""
     machine.pool[:] = needles(LAYOUT, BLOCKS)
-    with another("decode", machine.way) as (process, heard):
-        eventually(lambda: hears(process, heard, 1))
-        machine.outgoing.await_offer("r", "decode-0", json.loads(heard[0]), 1)
+    with another("decode", machine.way) as (process, received):
+        eventually(lambda: hears(process, received, 1))
+        machine.outgoing.await_offer("r", "decode-0", json.loads(received[0]), 1)
         eventually(lambda: machine.outgoing.state("r") is OutboundState.OFFERED, machine.endpoint.poll)
         machine.outgoing.open("r", machine.free.hold("r", Use.SEND, 4).blocks)
         machine.outgoing.send_layer("r", 0)
-        eventually(lambda: hears(process, heard, 2), machine.endpoint.poll)
+        eventually(lambda: hears(process, received, 2), machine.endpoint.poll)
         process.send_signal(how)
         if how is signal.SIGSTOP:
             clock.start()
