@@ -14,7 +14,7 @@ Q4_0: for every 32 inputs, scales [64] float32, then words [4, 64] uint32; each 
 Q4_1: as Q4_0, with minima [64] float32 after the scales.
 
 Scales are float32 because the loop would otherwise convert them again for each row. What the numbers stand for is
-float32, rounded once, as in `blocks`: quantised and float32 panels of the same tensor give the same bits.
+float32, rounded once, as in `quant_blocks`: quantised and float32 panels of the same tensor give the same bits.
 """
 
 import fcntl
@@ -235,7 +235,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedLayer:
-    """One transformer layer; what its parts mean is said in `weights.LayerWeights`.
+    """One transformer layer; what its parts mean is said in `checkpoint.LayerWeights`.
 
     Attributes:
         attention_norm: [hidden].
@@ -266,7 +266,7 @@ class PackedModel:
 
     Attributes:
         config: Its sizes.
-        identity: As of `weights.Weights`.
+        identity: As of `checkpoint.Weights`.
         precision: `native` (quantised matrices stay quantised) or `float32`; both give the same bits.
         embedding: Rows of tokens.
         layers: First to last.

@@ -19,7 +19,60 @@ from numpy.typing import NDArray
 
 from phasesplit.protocol.worker import Scored
 
+_GREEDY_BELOW = 1e-5
+"""Temperatures that count as 0. Source: vllm/sampling_params.py, `_SAMPLING_EPS`."""
 _FIRST_ROOM = 64
+_SCORED_RUN = 128
+"""Values whose maxima are looked at first. Any number gives the same answers."""
+_RUN = 256
+"""Tokens whose weights are added up first, so that only one run needs a running sum. Any number gives a fair draw."""
+_BORDERS = tuple(2.0**-power for power in (4, 8, 10, 12, 14, 16, 20))
+"""Weights, the largest being 1, by which a nucleus is narrowed down."""
+_STEP, _64_BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a request chooses its tokens.
+
+    Attributes:
+        temperature: >= 0; 0 is greedy.
+        top_p: The likeliest tokens whose probability adds up to it, above 0, up to 1.
+        top_k: The k likeliest tokens; 0 and below are all.
+        min_p: Least probability relative to the likeliest token's, 0 to 1.
+        seed: Any whole number; its low 64 bits count.
+        presence_penalty: Taken from the logit of every token of the output.
+        frequency_penalty: The same, once for each time it is there.
+        repetition_penalty: Above 0; divides positive and multiplies negative logits of tokens of prompt and output.
+        logit_bias: Token ids, and what is added to their logits.
+        min_tokens: Fewest output tokens, before which no token that ends the text comes.
+        ignore_eos: Go on after the model's own end of the text.
+        stop_token_ids: Further tokens that end the text.
+        logprobs: How many of the likeliest tokens to return at each place, 0 or more; None for no log-probabilities.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    def is_end(self, token: int, end_ids: Collection[int]) -> bool:
+        """Return whether a token ends the text.
+
+        Args:
+            token: The token just sampled.
+            end_ids: The model's own ends of a text.
+        """
+        return token in self.stop_token_ids or (not self.ignore_eos and token in end_ids)
 
 
 class History:
@@ -86,52 +139,54 @@ class History:
         return np.setdiff1d(self._prompt_only, self._ids[: len(self._places)], assume_unique=True)
 
 
-_SCORED_RUN = 128
-"""Values whose maxima are looked at first. Any number gives the same answers."""
+def sample(logits: NDArray[np.float32], sampling: Sampling, history: History, end_ids: Collection[int] = ()) -> Scored:
+    """Return the next token, with its log-probability where the request wants it.
 
-
-def nth_largest(values: NDArray[np.float32], n: int) -> np.float32:
-    """Return the n-th largest value, equal ones counted each.
-
-    Args:
-        values: float32 [N].
-        n: 1 to N.
-    """
-    runs = values[: len(values) - len(values) % _SCORED_RUN].reshape(-1, _SCORED_RUN).max(axis=1)
-    if n < len(runs):
-        # The n-th largest of the runs' maxima is no larger than the n-th largest of all: little is left to look at.
-        values = values[values >= np.partition(runs, len(runs) - n)[len(runs) - n]]
-    found: np.float32 = np.partition(values, len(values) - n)[len(values) - n]
-    return found
-
-
-def scored(logits: NDArray[np.float32], token: int, count: int) -> Scored:
-    """Return a token's log-probability, and the likeliest tokens at its place.
-
-    Serves sampled tokens and those of a prompt: the logits at a place score the token that comes next.
+    Log-probabilities are those of the model itself, before bans, biases, penalties and temperature, as vLLM's default
+    (`raw_logprobs`) has them.
 
     Args:
-        logits: float32 [vocab], as the model gave them.
-        token: The token that came.
-        count: How many of the likeliest to return, 0 or more; of equally likely ones the lowest ids.
+        logits: float32 [vocab], finite; left as they are.
+        sampling: How to choose.
+        history: The tokens before; the caller adds the new one.
+        end_ids: The model's own ends of a text, banned while fewer than `min_tokens` are out, ignored or not.
     """
-    highest = logits.max()
-    whole = float(highest) + float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
-    return Scored(token, min(0.0, float(logits[token]) - whole), _likeliest(logits, min(count, len(logits)), whole))
+    shaped = _shaped(logits, sampling, history, end_ids)
+    if sampling.temperature < _GREEDY_BELOW:
+        token = int(np.argmax(shaped))
+    else:
+        token = drawn(
+            shaped,
+            uniform(sampling.seed, history.output_tokens),
+            temperature=sampling.temperature,
+            min_p=sampling.min_p,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+        )
+    return Scored(token) if sampling.logprobs is None else scored(logits, token, sampling.logprobs)
 
 
-def _likeliest(logits: NDArray[np.float32], count: int, whole: float) -> tuple[tuple[int, float], ...]:
-    if count < 1:
-        return ()
-    few = np.flatnonzero(logits >= nth_largest(logits, count))
-    order = few[np.argsort(-logits[few], kind="stable")][:count]
-    return tuple((int(one), min(0.0, float(logits[one]) - whole)) for one in order)
-
-
-_RUN = 256
-"""Tokens whose weights are added up first, so that only one run needs a running sum. Any number gives a fair draw."""
-_BORDERS = tuple(2.0**-power for power in (4, 8, 10, 12, 14, 16, 20))
-"""Weights, the largest being 1, by which a nucleus is narrowed down."""
+def _shaped(
+    logits: NDArray[np.float32], sampling: Sampling, history: History, end_ids: Collection[int]
+) -> NDArray[np.float32]:
+    """Return the logits after bans, biases and penalties: the same array where there are none."""
+    is_short = history.output_tokens < sampling.min_tokens
+    has_penalty = sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+    if not (is_short or has_penalty or sampling.logit_bias):
+        return logits
+    shaped = logits.copy()
+    if is_short:
+        shaped[[*end_ids, *(token for token in sampling.stop_token_ids if token < len(logits))]] = -np.inf
+    for token, bias in sampling.logit_bias:
+        shaped[token] += np.float32(bias)
+    if has_penalty:
+        history.penalise(
+            shaped,
+            repetition=sampling.repetition_penalty,
+            presence=sampling.presence_penalty,
+            frequency=sampling.frequency_penalty,
+        )
+    return shaped
 
 
 def uniform(seed: int, position: int) -> float:
@@ -145,9 +200,6 @@ def uniform(seed: int, position: int) -> float:
         position: Output tokens before this one, >= 0.
     """
     return (_mixed(_mixed(seed) + (position + 1) * _STEP) >> 11) * 2.0**-53
-
-
-_STEP, _64_BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
 def _mixed(word: int) -> int:
@@ -224,99 +276,39 @@ def _at(weights: NDArray[np.float32], chance: float) -> int:
     return min(place, last)
 
 
-_GREEDY_BELOW = 1e-5
-"""Temperatures that count as 0. Source: vllm/sampling_params.py, `_SAMPLING_EPS`."""
+def scored(logits: NDArray[np.float32], token: int, count: int) -> Scored:
+    """Return a token's log-probability, and the likeliest tokens at its place.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How a request chooses its tokens.
-
-    Attributes:
-        temperature: >= 0; 0 is greedy.
-        top_p: The likeliest tokens whose probability adds up to it, above 0, up to 1.
-        top_k: The k likeliest tokens; 0 and below are all.
-        min_p: Least probability relative to the likeliest token's, 0 to 1.
-        seed: Any whole number; its low 64 bits count.
-        presence_penalty: Taken from the logit of every token of the output.
-        frequency_penalty: The same, once for each time it is there.
-        repetition_penalty: Above 0; divides positive and multiplies negative logits of tokens of prompt and output.
-        logit_bias: Token ids, and what is added to their logits.
-        min_tokens: Fewest output tokens, before which no token that ends the text comes.
-        ignore_eos: Go on after the model's own end of the text.
-        stop_token_ids: Further tokens that end the text.
-        logprobs: How many of the likeliest tokens to return at each place, 0 or more; None for no log-probabilities.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-
-    def is_end(self, token: int, end_ids: Collection[int]) -> bool:
-        """Return whether a token ends the text.
-
-        Args:
-            token: The token just sampled.
-            end_ids: The model's own ends of a text.
-        """
-        return token in self.stop_token_ids or (not self.ignore_eos and token in end_ids)
-
-
-def sample(logits: NDArray[np.float32], sampling: Sampling, history: History, end_ids: Collection[int] = ()) -> Scored:
-    """Return the next token, with its log-probability where the request wants it.
-
-    Log-probabilities are those of the model itself, before bans, biases, penalties and temperature, as vLLM's default
-    (`raw_logprobs`) has them.
+    Serves sampled tokens and those of a prompt: the logits at a place score the token that comes next.
 
     Args:
-        logits: float32 [vocab], finite; left as they are.
-        sampling: How to choose.
-        history: The tokens before; the caller adds the new one.
-        end_ids: The model's own ends of a text, banned while fewer than `min_tokens` are out, ignored or not.
+        logits: float32 [vocab], as the model gave them.
+        token: The token that came.
+        count: How many of the likeliest to return, 0 or more; of equally likely ones the lowest ids.
     """
-    shaped = _shaped(logits, sampling, history, end_ids)
-    if sampling.temperature < _GREEDY_BELOW:
-        token = int(np.argmax(shaped))
-    else:
-        token = drawn(
-            shaped,
-            uniform(sampling.seed, history.output_tokens),
-            temperature=sampling.temperature,
-            min_p=sampling.min_p,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-        )
-    return Scored(token) if sampling.logprobs is None else scored(logits, token, sampling.logprobs)
+    highest = logits.max()
+    whole = float(highest) + float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
+    return Scored(token, min(0.0, float(logits[token]) - whole), _likeliest(logits, min(count, len(logits)), whole))
 
 
-def _shaped(
-    logits: NDArray[np.float32], sampling: Sampling, history: History, end_ids: Collection[int]
-) -> NDArray[np.float32]:
-    """Return the logits after bans, biases and penalties: the same array where there are none."""
-    is_short = history.output_tokens < sampling.min_tokens
-    has_penalty = sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-    if not (is_short or has_penalty or sampling.logit_bias):
-        return logits
-    shaped = logits.copy()
-    if is_short:
-        shaped[[*end_ids, *(token for token in sampling.stop_token_ids if token < len(logits))]] = -np.inf
-    for token, bias in sampling.logit_bias:
-        shaped[token] += np.float32(bias)
-    if has_penalty:
-        history.penalise(
-            shaped,
-            repetition=sampling.repetition_penalty,
-            presence=sampling.presence_penalty,
-            frequency=sampling.frequency_penalty,
-        )
-    return shaped
+def _likeliest(logits: NDArray[np.float32], count: int, whole: float) -> tuple[tuple[int, float], ...]:
+    if count < 1:
+        return ()
+    few = np.flatnonzero(logits >= nth_largest(logits, count))
+    order = few[np.argsort(-logits[few], kind="stable")][:count]
+    return tuple((int(one), min(0.0, float(logits[one]) - whole)) for one in order)
+
+
+def nth_largest(values: NDArray[np.float32], n: int) -> np.float32:
+    """Return the n-th largest value, equal ones counted each.
+
+    Args:
+        values: float32 [N].
+        n: 1 to N.
+    """
+    runs = values[: len(values) - len(values) % _SCORED_RUN].reshape(-1, _SCORED_RUN).max(axis=1)
+    if n < len(runs):
+        # The n-th largest of the runs' maxima is no larger than the n-th largest of all: little is left to look at.
+        values = values[values >= np.partition(runs, len(runs) - n)[len(runs) - n]]
+    found: np.float32 = np.partition(values, len(values) - n)[len(values) - n]
+    return found

@@ -63,7 +63,7 @@ def threshold_tokens(layout: KvLayout, prefill_time_s: Callable[[Floats], Floats
         prefill_time_s: Prompt tokens, float64 (n,), to the time of the prefill phase.
         link: The link, as measured (`fit_link`, `calibration.measure_link`).
 
-    Source: `domain.link.layerwise_threshold_tokens`.
+    Source: `domain.machine.layerwise_threshold_tokens`.
     """
     # The rule looks at layers and KV alone, so the sizes of everything else stay open.
     model = Model(
