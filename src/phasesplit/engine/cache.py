@@ -21,7 +21,7 @@ class KvCache:
     """A pool of KV blocks, zero where nothing was written, which keeps a stale value from being infinite or no number.
 
     A block of one layer holds the keys [kv_heads, head_dim, block_tokens] and then the values
-    [kv_heads, block_tokens, head_dim], all float32, of `kernels.BLOCK_TOKENS` tokens.
+    [kv_heads, block_tokens, head_dim], all float32, of `kernels.plain.BLOCK_TOKENS` tokens.
 
     Args:
         config: The model's sizes.

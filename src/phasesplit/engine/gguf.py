@@ -136,7 +136,7 @@ def open_gguf(path: Path) -> GgufFile:
 
     Raises:
         SpecError: It cannot be opened, is not a GGUF file of version 2 or 3, is cut off or contradicts itself, or holds
-            a tensor of a kind that is not in `blocks.KINDS`.
+            a tensor of a kind that is not in `quant_blocks.KINDS`.
     """
     try:
         with path.open("rb") as file:

@@ -319,7 +319,6 @@ def packed_model(checkpoint: Checkpoint, directory: Path, precision: Precision =
 def _layout_digest() -> str:
     """Return what changes when the layout of panels or of the file may have changed."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
-    digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()[:12]
 
 

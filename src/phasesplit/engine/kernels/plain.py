@@ -189,7 +189,7 @@ def attend(
 
 
 def unpacked(kind: int, data: NDArray[np.uint8], panels: int, columns: int) -> Values:
-    """Return the values of panels, [panels, columns, 64]; `panels.KINDS` says how they lie."""
+    """Return the values of panels, [panels, columns, 64]; `packed.PANEL_KINDS` says how they lie."""
     if kind == F32:
         return data.view(np.float32).reshape(panels, columns, PANEL)
     blocks = data.reshape(panels * columns // BLOCK_VALUES, -1)
