@@ -17,7 +17,7 @@ _LARGEST_BYTES = 12 * 1024 * 1024
 _ROUNDS = 3
 _ENOUGH_S = 0.15
 _LONGEST_TOKENS = 131_072
-"""A threshold above it is never reached. Source: `domain.machine.layerwise_threshold_tokens`, which looks no further."""
+"""A threshold above it is never reached: `domain.machine.layerwise_threshold_tokens` looks no further."""
 _NUMBERS = itertools.count()  # a key is used once
 
 

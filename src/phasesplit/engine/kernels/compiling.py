@@ -43,7 +43,7 @@ def _processor() -> tuple[str, dict[str, bool]]:
 PROCESSOR, _FEATURES = _processor()
 HAS_AVX512 = _FEATURES.get("avx512f", False)
 HAS_AVX2 = _FEATURES.get("avx2", False) and _FEATURES.get("fma", False)
-RUNNING_ENTRIES = 16 if HAS_AVX512 else 8 if HAS_AVX2 else 4
+LANES = 16 if HAS_AVX512 else 8 if HAS_AVX2 else 4
 """float32 values of one vector. Without a fused multiply-add the C library's is called: same bits, far slower."""
 
 
@@ -53,7 +53,7 @@ def _directory() -> tuple[Path | None, bool]:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     root = _cache_root().parent / "engine"
-    directory = root / f"engine-{digest.hexdigest()[:16]}-{PROCESSOR}-{RUNNING_ENTRIES}"
+    directory = root / f"engine-{digest.hexdigest()[:16]}-{PROCESSOR}-{LANES}"
     is_warm = directory.is_dir() and any(directory.rglob("attention.attend-*.nbi"))
     try:
         directory.mkdir(parents=True, exist_ok=True)

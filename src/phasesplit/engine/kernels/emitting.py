@@ -36,9 +36,9 @@ def constant(like: Any, value: float | np.float32) -> Value:
     return ir.Constant(like, [number] * like.count if isinstance(like, ir.VectorType) else number)
 
 
-def vector(running_entries: int, element: Any = F32) -> Any:
+def vector(lanes: int, element: Any = F32) -> Any:
     """Return a vector type, or the element itself for one lane."""
-    return element if running_entries == 1 else ir.VectorType(element, running_entries)
+    return element if lanes == 1 else ir.VectorType(element, lanes)
 
 
 def splat(builder: Builder, value: Value, like: Any) -> Value:
@@ -130,14 +130,14 @@ def loop(
 def exponential(builder: Builder, x: Value) -> Value:
     """Return e^x as `plain.exponential` does, of one number or in every lane."""
     kind = x.type
-    running_entries = kind.count if isinstance(kind, ir.VectorType) else 1
-    bits = vector(running_entries, I32)
+    lanes = kind.count if isinstance(kind, ir.VectorType) else 1
+    bits = vector(lanes, I32)
 
     def of(value: float | np.float32) -> Value:
         return constant(kind, value)
 
     def in_bits(number: int) -> Value:
-        return ir.Constant(bits, [number] * running_entries if running_entries > 1 else number)
+        return ir.Constant(bits, [number] * lanes if lanes > 1 else number)
 
     for limit, sign in ((plain.EXP_HIGHEST, ">"), (plain.EXP_LOWEST, "<")):
         x = builder.select(builder.fcmp_ordered(sign, x, of(limit)), of(limit), x)
@@ -152,14 +152,14 @@ def exponential(builder: Builder, x: Value) -> Value:
     return builder.fmul(near, builder.bitcast(scale, kind))
 
 
-def folded(builder: Builder, running_entries: Value, combine: Callable[[Value, Value], Value]) -> Value:
+def folded(builder: Builder, lanes: Value, combine: Callable[[Value, Value], Value]) -> Value:
     """Return one number of a vector's lanes: first half combined with second half, until one is left."""
-    while running_entries.type.count > 1:
-        half = running_entries.type.count // 2
-        nothing, kind = ir.Constant(running_entries.type, ir.Undefined), ir.VectorType(I32, half)
+    while lanes.type.count > 1:
+        half = lanes.type.count // 2
+        nothing, kind = ir.Constant(lanes.type, ir.Undefined), ir.VectorType(I32, half)
         starts = [ir.Constant(kind, list(range(start, start + half))) for start in (0, half)]
-        running_entries = combine(*(builder.shuffle_vector(running_entries, nothing, start) for start in starts))
-    return builder.extract_element(running_entries, ir.Constant(I32, 0))
+        lanes = combine(*(builder.shuffle_vector(lanes, nothing, start) for start in starts))
+    return builder.extract_element(lanes, ir.Constant(I32, 0))
 
 
 def larger(builder: Builder, a: Value, b: Value) -> Value:

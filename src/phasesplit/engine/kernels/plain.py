@@ -20,7 +20,7 @@ BLOCK_VALUES, WORD_VALUES = 32, 8
 """Inputs of a quantised block, and how many 4-bit values of one output share a 32-bit word, lowest bits first."""
 BLOCK_TOKENS = 32
 """Tokens of a KV block: what the inner loops of attention are written for."""
-RUNNING_ENTRIES = 16
+LANES = 16
 """Partial sums of a row's mean square, whatever the width of the processor's vectors."""
 
 LOG2_E = np.float32(1.44269504)
@@ -78,9 +78,9 @@ def accumulate(x: Values, w: Values, out: Values) -> None:
 def rms_norm(x: Values, weight: Values, eps: np.float32, out: Values) -> None:
     """Write x [T, W] over the root of its mean square, times weight [W], to out [T, W]."""
     rows, width = x.shape
-    sums = np.zeros((rows, RUNNING_ENTRIES), dtype=np.float32)
-    for start in range(0, width, RUNNING_ENTRIES):
-        part = x[:, start : start + RUNNING_ENTRIES]
+    sums = np.zeros((rows, LANES), dtype=np.float32)
+    for start in range(0, width, LANES):
+        part = x[:, start : start + LANES]
         sums[:, : part.shape[1]] = fma(part, part, sums[:, : part.shape[1]])
     while sums.shape[1] > 1:
         half = sums.shape[1] // 2

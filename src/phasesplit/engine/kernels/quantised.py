@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from phasesplit.engine.kernels import emitting as e
-from phasesplit.engine.kernels.compiling import HAS_AVX512, RUNNING_ENTRIES
+from phasesplit.engine.kernels.compiling import HAS_AVX512, LANES
 from phasesplit.engine.kernels.plain import BLOCK_VALUES, PANEL, Q4_0, Q4_1, Q8_0, WORD_VALUES
 from phasesplit.engine.kernels.tiles import ROWS, switched
 
@@ -28,23 +28,23 @@ def _byte_pointer(builder: e.Builder, pointer: e.Value, offset: e.Value) -> e.Va
 
 def _four_bits(builder: e.Builder, words: e.Value, index: int, offset: int) -> e.Value:
     """Return 4-bit value number `index` of each word, less an offset, as float32."""
-    kind = e.vector(RUNNING_ENTRIES)
-    shifts = e.ir.Constant(words.type, [4 * index] * RUNNING_ENTRIES)
+    kind = e.vector(LANES)
+    shifts = e.ir.Constant(words.type, [4 * index] * LANES)
     moved = builder.lshr(words, shifts) if index else words
     if HAS_AVX512:  # a look-up in a register, which takes the lowest 4 bits by itself
         table = e.ir.Constant(kind, [float(value - offset) for value in range(16)])
         return e.called(builder, "llvm.x86.avx512.permvar.sf.512", kind, table, moved)
-    low = builder.and_(moved, e.ir.Constant(words.type, [15] * RUNNING_ENTRIES))
-    return builder.sitofp(builder.sub(low, e.ir.Constant(words.type, [offset] * RUNNING_ENTRIES)), kind)
+    low = builder.and_(moved, e.ir.Constant(words.type, [15] * LANES))
+    return builder.sitofp(builder.sub(low, e.ir.Constant(words.type, [offset] * LANES)), kind)
 
 
 def _eight_values(
     builder: e.Builder, kind: int, block: e.Value, turn: e.Value, column: e.Value, vectors: int
 ) -> list[list[e.Value]]:
     """Return values 8 x turn to 8 x turn + 7 of a block, for each a list of vectors side by side."""
-    floats, words = e.vector(RUNNING_ENTRIES), e.vector(RUNNING_ENTRIES, e.I32)
+    floats, words = e.vector(LANES), e.vector(LANES, e.I32)
     at = builder.mul(column, e.whole(4))
-    places = [builder.add(at, e.whole(4 * RUNNING_ENTRIES * group)) for group in range(vectors)]
+    places = [builder.add(at, e.whole(4 * LANES * group)) for group in range(vectors)]
     scales = [e.load(builder, _byte_pointer(builder, block, place), e.whole(0), floats) for place in places]
     if kind == Q8_0:
         line = builder.add(builder.mul(turn, e.whole(WORD_VALUES * PANEL)), builder.add(column, e.whole(_STARTS[kind])))
@@ -54,8 +54,8 @@ def _eight_values(
                 e.load(
                     builder,
                     _byte_pointer(builder, block, line),
-                    e.whole(index * PANEL + group * RUNNING_ENTRIES),
-                    e.vector(RUNNING_ENTRIES, e.INT8),
+                    e.whole(index * PANEL + group * LANES),
+                    e.vector(LANES, e.INT8),
                     element=e.INT8,
                 )
                 for group in range(vectors)
@@ -91,7 +91,7 @@ def _eight_values(
 def _rows_times_panel(builder: e.Builder, arguments: list[e.Value], kind: int, rows: int) -> None:
     """Write x [rows, K] times a panel [K, 64] to out."""
     x, x_stride, panel, blocks, out, out_stride = arguments
-    vectors, floats = _vectors(rows), e.vector(RUNNING_ENTRIES)
+    vectors, floats = _vectors(rows), e.vector(LANES)
     x_rows = [builder.gep(x, [builder.mul(x_stride, e.whole(row))], source_etype=e.F32) for row in range(rows)]
 
     def columns(column: e.Value, _: list[e.Value]) -> list[e.Value]:
@@ -115,13 +115,11 @@ def _rows_times_panel(builder: e.Builder, arguments: list[e.Value], kind: int, r
         sums = e.loop(builder, e.whole(0), blocks, 1, zeros, block_step)
         for at, value in enumerate(sums):
             row, group = divmod(at, vectors)
-            line = builder.add(
-                builder.mul(out_stride, e.whole(row)), builder.add(column, e.whole(group * RUNNING_ENTRIES))
-            )
+            line = builder.add(builder.mul(out_stride, e.whole(row)), builder.add(column, e.whole(group * LANES)))
             e.store(builder, value, out, line)
         return []
 
-    e.loop(builder, e.whole(0), e.whole(PANEL), vectors * RUNNING_ENTRIES, [], columns)
+    e.loop(builder, e.whole(0), e.whole(PANEL), vectors * LANES, [], columns)
 
 
 def _unpacked_panel(builder: e.Builder, arguments: list[e.Value], kind: int) -> None:
@@ -138,12 +136,12 @@ def _unpacked_panel(builder: e.Builder, arguments: list[e.Value], kind: int) -> 
                 for index, values in enumerate(_eight_values(builder, kind, block, turn, column, vectors)):
                     line = builder.add(builder.mul(builder.add(k, e.whole(index)), e.whole(PANEL)), column)
                     for group, value in enumerate(values):
-                        e.store(builder, value, out, builder.add(line, e.whole(group * RUNNING_ENTRIES)))
+                        e.store(builder, value, out, builder.add(line, e.whole(group * LANES)))
                 return []
 
             return e.loop(builder, e.whole(0), e.whole(_TURNS), 1, [], turn_step)
 
-        return e.loop(builder, e.whole(0), e.whole(PANEL), vectors * RUNNING_ENTRIES, [], columns)
+        return e.loop(builder, e.whole(0), e.whole(PANEL), vectors * LANES, [], columns)
 
     e.loop(builder, e.whole(0), blocks, 1, [], block_step)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from phasesplit.engine.kernels import emitting as e
 from phasesplit.engine.kernels.compiling import compiled
 from phasesplit.engine.kernels.plain import BLOCK_TOKENS, Values, Whole
-from phasesplit.engine.kernels.plain import RUNNING_ENTRIES as SUMS
+from phasesplit.engine.kernels.plain import LANES as SUMS
 
 
 @e.intrinsic(["float32"] * 3, "float32")
@@ -35,9 +35,9 @@ def _sum_of_squares(builder: e.Builder, values: Sequence[e.Value]) -> e.Value:
         return [e.fma(builder, some, some, sums[0])]
 
     def single(at: e.Value, sums: list[e.Value]) -> list[e.Value]:
-        one, running_entry = e.load(builder, source, at, e.F32), builder.and_(at, e.whole(SUMS - 1))
-        added = e.fma(builder, one, one, builder.extract_element(sums[0], running_entry))
-        return [builder.insert_element(sums[0], added, running_entry)]
+        one, lane = e.load(builder, source, at, e.F32), builder.and_(at, e.whole(SUMS - 1))
+        added = e.fma(builder, one, one, builder.extract_element(sums[0], lane))
+        return [builder.insert_element(sums[0], added, lane)]
 
     whole = builder.and_(width, e.whole(-SUMS))
     sums = e.loop(builder, e.whole(0), whole, SUMS, [e.constant(kind, 0.0)], step)

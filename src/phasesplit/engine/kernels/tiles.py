@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from phasesplit.engine.kernels import emitting as e
-from phasesplit.engine.kernels.compiling import HAS_AVX512, RUNNING_ENTRIES, callable_address
+from phasesplit.engine.kernels.compiling import HAS_AVX512, LANES, callable_address
 
 ROWS = 6
 """Most rows of a tile."""
-WIDEST, WIDER = (4, 2) if HAS_AVX512 or RUNNING_ENTRIES == 4 else (2, 1)
+WIDEST, WIDER = (4, 2) if HAS_AVX512 or LANES == 4 else (2, 1)
 """Vectors side by side in a tile; a narrower matrix has one, and what is left of it goes a column at a time."""
-WIDTHS = tuple(dict.fromkeys((WIDEST * RUNNING_ENTRIES, WIDER * RUNNING_ENTRIES, RUNNING_ENTRIES, 1)))
+WIDTHS = tuple(dict.fromkeys((WIDEST * LANES, WIDER * LANES, LANES, 1)))
 """Columns that tiles have, widest first."""
 _UNROLLED = 4
 _ARGUMENTS = 10
@@ -24,12 +24,12 @@ _ARGUMENTS = 10
 def _emit_tile(builder: e.Builder, arguments: list[e.Value], rows: int, width: int) -> None:
     """Write x [rows, k] w [k, width], added to out or in its place, one fused multiply-add after the other."""
     x, x_stride, w, w_stride, inner, out, out_stride, adds = arguments
-    running_entries = RUNNING_ENTRIES if width >= RUNNING_ENTRIES else 1
-    kind, groups = e.vector(running_entries), range(width // running_entries)
+    lanes = LANES if width >= LANES else 1
+    kind, groups = e.vector(lanes), range(width // lanes)
     x_rows = [builder.mul(x_stride, e.whole(row)) for row in range(rows)]
     x_rows = [builder.gep(x, [offset], source_etype=e.F32) for offset in x_rows]
     places = [
-        builder.add(builder.mul(out_stride, e.whole(row)), e.whole(group * running_entries))
+        builder.add(builder.mul(out_stride, e.whole(row)), e.whole(group * lanes))
         for row in range(rows)
         for group in groups
     ]
@@ -51,7 +51,7 @@ def _emit_tile(builder: e.Builder, arguments: list[e.Value], rows: int, width: i
     def step(k: e.Value, totals: list[e.Value], times: int) -> list[e.Value]:
         line = builder.gep(w, [builder.mul(k, w_stride)], source_etype=e.F32)
         for _ in range(times):
-            columns = [e.load(builder, line, e.whole(group * running_entries), kind) for group in groups]
+            columns = [e.load(builder, line, e.whole(group * lanes), kind) for group in groups]
             for row, source in enumerate(x_rows):
                 factor = e.splat(builder, e.load(builder, source, k, e.F32), kind)
                 for group in groups:
