@@ -79,7 +79,7 @@ def check_memory(ledger: Ledger) -> None:
 
 
 def _grown_in_flight(ledger: Ledger) -> bool:
-    """Whether running token lanes have grown beyond what their requests have written down as theirs."""
+    """Whether running decode entries have grown beyond what their requests have written down as theirs."""
     return any(task % 2 == DECODE for machine in range(ledger.machines.size) for task in entry_tasks(ledger, machine))
 
 
@@ -105,7 +105,7 @@ def check_loads(ledger: Ledger) -> None:
 
 
 def check_machine(ledger: Ledger, machine: int) -> None:
-    """A machine's sums are those of its lanes, and no task is in two places."""
+    """A machine's sums are those of its running entries, and no task is in two places."""
     machines, requests = ledger.machines, ledger.requests
     own = machines[machine]
     running_entries = entry_tasks(ledger, machine)

@@ -78,7 +78,7 @@ def waiting(
 
 
 def batch(ledger: Ledger, machine: int) -> list[tuple[str, int]]:
-    """Return the running batch as (phase, slot), in order of lanes."""
+    """Return the running batch as (phase, slot), in order of entries."""
     tasks = ledger.running_entries[ENTRY_TASK, machine, : ledger.machines["running_entries"][machine]].tolist()
     return [("prefill" if task % 2 == PREFILL else "decode", task // 2) for task in tasks]
 

@@ -143,7 +143,7 @@ def test_queue_search_does_not_assume_what_a_sorted_queue_would_give() -> None:
     """Insertion would sort a queue that the published program leaves unsorted after counts have grown."""
     cluster = Cluster([machine("unsplit")], MODEL)
     (instance,) = cluster.instances
-    tasks = [Request(number, Arrival(number, 1, 2), Outcome()).token for number in range(4)]
+    tasks = [Request(number, Arrival(number, 1, 2), Outcome()).decode for number in range(4)]
     for task, count in zip(tasks, (0, 3, 0, 1), strict=True):
         task.count = count
     # The search looks at count 3, then at the first 0; the end of the zeros is behind the 3.

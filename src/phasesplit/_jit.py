@@ -24,6 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 JIT_ENABLED = os.environ.get("PHASESPLIT_JIT", "1") != "0"
 """Whether `jit` compiles; set by the environment variable PHASESPLIT_JIT (0 turns it off)."""
 
+COMPILED_PACKAGES = ("domain", "scheduler", "simulator")
+"""Packages whose sources compiled code depends on."""
 _CACHES_KEPT = 4
 
 
@@ -31,7 +33,7 @@ def _sources_digest() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
     root = Path(__file__).parent
     digest.update(Path(__file__).read_bytes())
-    for package in ("domain", "scheduler", "simulator"):
+    for package in COMPILED_PACKAGES:
         for path in sorted((root / package).glob("*.py")):
             digest.update(path.name.encode())
             digest.update(path.read_bytes())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 
 from doubles import tiny_cluster, tiny_trace
 from driving import done_rows, drive
+from phasesplit._jit import COMPILED_PACKAGES
 from phasesplit.domain.cluster import Cluster
 from phasesplit.scheduler.rules import Batching, Placement, Rules, Transfer
 from phasesplit.simulator.setup import RunState
 
 AGREEMENT = Path(__file__).parent
+SOURCES = AGREEMENT.parents[1] / "src" / "phasesplit"
 SHORT = [(0.02 * number, 30 + 37 * number % 250, 2 + 11 * number % 50) for number in range(150)]
 LONG = [(2.5 * at_s, 10 * prompt_tokens, output_tokens) for at_s, prompt_tokens, output_tokens in SHORT]
 
@@ -97,3 +100,11 @@ def test_settings_reach_the_rules_that_they_compare(name: str, counts: tuple[str
     """The comparison would say nothing of a rule, because no case uses it."""
     counters = final_state(name).ledger.counters
     assert {count: int(counters[count][0]) for count in counts if counters[count][0] == 0} == {}
+
+
+def test_the_cache_depends_on_the_sources_of_all_compiled_code() -> None:
+    """Compiled code would be taken from the cache although a function that it calls has been edited."""
+    compiles = re.compile("^from phasesplit._jit import .*jit", re.MULTILINE)
+    using = [path for path in SOURCES.rglob("*.py") if compiles.search(path.read_text(encoding="utf-8"))]
+    assert {path.relative_to(SOURCES).parts[0] for path in using} <= set(COMPILED_PACKAGES)
+    assert all((SOURCES / package).is_dir() for package in COMPILED_PACKAGES)

@@ -29,7 +29,7 @@ TOLERANCE = 1e-9
 LEDGER_COUNTS = (
     "preemptions", "evictions", "prefill_to_mixed", "decode_to_mixed", "returns", "repurposed", "one_machine",
 )  # fmt: skip
-CLOCK_COUNTS = ("layerwise", "serialized", "refilled")
+CLOCK_COUNTS = ("layerwise", "serialized", "recomputed")
 MACHINE_COUNTS = ("steps", "iterations", "task_iterations")
 
 KINDS = (
@@ -37,7 +37,7 @@ KINDS = (
     "prompt_queued_static", "tokens_queued_static",
     "returns", "repurposed", "layerwise", "streams_without_room", "serialized", "awaiting_room_waited",
     "awaiting_room_cuts",
-    "arrival_cuts", "refilled", "chunks_continued", "rebuilt",
+    "arrival_cuts", "recomputed", "chunks_continued", "rebuilt",
 )  # fmt: skip
 """What the twin counts and each rule needs at least once."""
 SEEDS = (1, 15, 21, 38, 49, 207, 211, 252, 1275, 1585, 2426, 2661)

@@ -15,8 +15,8 @@ LINK_BYTES_PER_S = 200 * 2**30
 TOLERANCE_S = 1e-8
 CASES: dict[str, tuple[tuple[tuple[str, int], ...], int]] = {
     "split": ((("prefill", 2), ("decode", 2)), 12_000),
-    "token_first": ((("decode", 1), ("prefill", 3)), 30_000),
-    "full_token_machine": ((("prefill", 3), ("decode", 1)), 6_000),
+    "decode_first": ((("decode", 1), ("prefill", 3)), 30_000),
+    "full_decode_machine": ((("prefill", 3), ("decode", 1)), 6_000),
     "unsplit": ((("unsplit", 2),), 20_000),
 }
 

@@ -80,7 +80,7 @@ class Cluster:
             if machine.running_entries or any(machine in ends_of(each) for each in self.on_the_way):
                 return
             machine.landing.remove(request)
-            self.counters.refilled += 1
+            self.counters.recomputed += 1
             self.leave_prefill_machine(request)
             machine.compute_again(request)
             machine.waiting.append(request)

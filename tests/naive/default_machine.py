@@ -72,7 +72,7 @@ class Machine:
         return [request for request in self.running_entries if request.phase == "decode"]
 
     def growth_blocks(self, iterations: int) -> int:
-        """What the token lanes need for so many more iterations than they have booked."""
+        """What the decode entries need for so many more iterations than they have booked."""
         blocks = self.rules.blocks
         return sum(blocks(each.context + iterations) - blocks(each.context) for each in self.decode_entries)
 
@@ -266,7 +266,7 @@ class Machine:
             self.used_blocks += request.held_blocks
 
     def make_room(self) -> bool:
-        """Evict the lanes that joined last until one more iteration fits; return whether any had to go."""
+        """Evict the entries that joined last until one more iteration fits; return whether any had to go."""
         running_entries = len(self.running_entries)
         while self.growth_blocks(1) > self.free_blocks:
             request = self.running_entries.pop()

@@ -185,7 +185,7 @@ class Counters:
     one_machine: int = 0
     layerwise: int = 0
     serialized: int = 0
-    refilled: int = 0
+    recomputed: int = 0
     awaiting_room_waited: int = 0
     awaiting_room_cuts: int = 0
     arrival_cuts: int = 0

@@ -61,19 +61,19 @@ class Cluster:
         self.submit(request, prefill_side, decode_side)
 
     def submit(self, request: Request, prefill_side: Instance, decode_side: Instance) -> None:
-        request.prompt.instance = prefill_side
-        request.token.instance = decode_side
+        request.prefill.instance = prefill_side
+        request.decode.instance = decode_side
         request.outcome.prefill_instance = prefill_side.number
         request.outcome.decode_instance = decode_side.number
-        prefill_side.task_arrives(request.prompt)
+        prefill_side.task_arrives(request.prefill)
         if prefill_side is decode_side:
             self.counters.same_instance += 1
-            decode_side.task_arrives(request.token)
+            decode_side.task_arrives(request.decode)
 
     def start_transfer(self, prompt: Task) -> None:
         """Try to start the transfer of a request whose prompt has ended; try again later if there is no room."""
         request = prompt.request
-        destination = request.token.instance
+        destination = request.decode.instance
         reserved = self.kv_bytes(request.prompt_tokens + 1)
         if destination.memory_bytes + reserved <= destination.capacity_bytes:
             destination.memory_bytes += reserved
@@ -83,9 +83,9 @@ class Cluster:
             self.agenda.at(self.agenda.now_s + RETRY_S, partial(self.start_transfer, prompt))
 
     def end_transfer(self, request: Request) -> None:
-        source, destination = request.prompt.instance, request.token.instance
+        source, destination = request.prefill.instance, request.decode.instance
         source.free(self.kv_bytes(request.prompt_tokens + 1))
-        destination.task_arrives(request.token)
+        destination.task_arrives(request.decode)
         source.transfer_out_ended()
 
     # Section 4: schedulers

@@ -48,8 +48,8 @@ class Request:
         self.output_tokens = arrival.output_tokens
         self.outcome = outcome
         self.prefill_end_s = math.nan
-        self.prompt = Task(self, "prefill", arrival.prompt_tokens, 1, arrival.prompt_tokens + 1)
-        self.token = Task(self, "decode", 1, arrival.output_tokens - 1, arrival.output_tokens - 1)
+        self.prefill = Task(self, "prefill", arrival.prompt_tokens, 1, arrival.prompt_tokens + 1)
+        self.decode = Task(self, "decode", 1, arrival.output_tokens - 1, arrival.output_tokens - 1)
 
 
 class NewBatch:
@@ -196,11 +196,11 @@ class Instance:
         if task.kind == "prefill":
             request.prefill_end_s = self.agenda.now_s
             request.outcome.ttft_s = self.agenda.now_s - request.arrival_s
-            if request.token.instance is not self:
+            if request.decode.instance is not self:
                 self.start_transfer(task)
         else:
             request.outcome.e2e_s = self.agenda.now_s - request.arrival_s
-            self.free(self.kv_bytes_per_token * (request.prompt.need_tokens + request.token.need_tokens))
+            self.free(self.kv_bytes_per_token * (request.prefill.need_tokens + request.decode.need_tokens))
 
     # The queue
 

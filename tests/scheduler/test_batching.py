@@ -34,7 +34,7 @@ def running(ledger: Ledger, prompt_tokens: int, output_tokens: int) -> int:
 
 
 def chunks(ledger: Ledger) -> dict[int, int]:
-    """Return the prompt tokens that each prompt lane computes in the next iteration."""
+    """Return the prompt tokens that each prefill entry computes in the next iteration."""
     return {slot: int(ledger.requests["chunk"][slot]) for phase, slot in batch(ledger, 0) if phase == "prefill"}
 
 
@@ -135,7 +135,7 @@ def test_prompt_waits_for_memory_in_order() -> None:
 
 
 def test_token_tasks_join_a_running_batch_behind_it() -> None:
-    """A joining task would disturb the lanes of those that run, or be taken for an old one."""
+    """A joining task would disturb the entries of those that run, or be taken for an old one."""
     ledger = ledger_of("unsplit", rules=WHOLE)
     first = running(ledger, 10, 5)
     second = waiting(ledger, 0, 20)

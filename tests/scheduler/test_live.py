@@ -363,7 +363,7 @@ def test_a_prompt_begins_once() -> None:
 
 
 def test_room_is_made_for_as_many_as_come() -> None:
-    """The driver would write behind the end of its lists or its lanes."""
+    """The driver would write behind the end of its lists or its running entries."""
     ledger = machine(capacity_blocks=1_000)
     slots = []
     for _ in range(200):

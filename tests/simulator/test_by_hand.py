@@ -284,7 +284,7 @@ def test_machines_that_wait_for_each_others_memory_are_resolved() -> None:
     chosen = iter([(0, 1), (1, 0)])
     result = simulate(cluster, trace, Rules(block_tokens=1, transfer=Transfer.SERIALIZED), place=lambda _: next(chosen))
     assert result.statuses["completed"] == 2
-    assert result.counts["refilled"] == 1
+    assert result.counts["recomputed"] == 1
     assert any("computed again" in warning for warning in result.warnings)
 
 
@@ -328,7 +328,7 @@ def test_token_phase_waits_for_room_on_its_machine() -> None:
     first_end_s = 0.2 + transfer_s + 4 * 0.1
     assert column(result, "e2e_s") == near(first_end_s, first_end_s + transfer_s + 4 * 0.1)
     assert column(result, "transfer_exposed_s") == near(transfer_s, first_end_s - 0.2 + transfer_s)
-    assert result.counts["refilled"] == 0
+    assert result.counts["recomputed"] == 0
 
 
 def test_landing_waits_for_those_who_are_about_to_run() -> None:
@@ -341,7 +341,7 @@ def test_landing_waits_for_those_who_are_about_to_run() -> None:
     chosen = iter([(0, 0), (1, 0), (0, 0)])
     result = simulate(cluster, trace, rules, place=lambda _: next(chosen))
     assert result.statuses["completed"] == 3
-    assert result.counts["refilled"] == 0
+    assert result.counts["recomputed"] == 0
 
 
 def test_landing_waits_for_memory_that_is_about_to_leave() -> None:
@@ -350,7 +350,7 @@ def test_landing_waits_for_memory_that_is_about_to_leave() -> None:
     chosen = iter([(0, 1), (2, 0)])
     rules = Rules(transfer=Transfer.SERIALIZED, block_tokens=1, kv_headroom=0.0)
     result = simulate(cluster, tiny_trace((0.0, 200, 3), (0.0, 150, 3)), rules, place=lambda _: next(chosen))
-    assert result.counts["refilled"] == 0
+    assert result.counts["recomputed"] == 0
     # The 200 leave machine 0 from 0.2 on; then the 150 may come.
     first_ready_s = 0.2 + 200 * TOKEN_TRANSFER_S + HANDSHAKE_S
     second_ready_s = first_ready_s + 150 * TOKEN_TRANSFER_S + HANDSHAKE_S

@@ -159,7 +159,7 @@ def layerwise_threshold_tokens(
 class Machine:
     """One server that holds one instance (replica) of the model, its accelerators used as one by tensor parallelism.
 
-    All figures are totals over the server, not per accelerator. `domain.variants` makes slices of a server (an instance
+    All figures are totals over the server, not per accelerator. `domain.machine` makes slices of a server (an instance
     on some of its accelerators, all figures in proportion) and power-capped servers from it.
 
     Attributes:
@@ -169,7 +169,7 @@ class Machine:
         hbm_bytes_per_s: Accelerator memory bandwidth.
         flops_per_s: Dense 16-bit tensor operations per second.
         nic_bytes_per_s: Network bandwidth in each direction, all network cards together.
-        link: The way of KV from there, as measured; None: it follows from the network cards (`domain.link.link_from`).
+        link: The way of KV from there, as measured; None: it follows from the network cards (`link_from`).
         provisioned_w: Power that must be provisioned for the server (nameplate, or less under a power cap).
         idle_w: Power drawn while no iteration runs.
         prefill_w: Power drawn during prefill and mixed iterations, all accelerators at their limit.

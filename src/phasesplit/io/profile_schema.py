@@ -108,7 +108,7 @@ class KvFacts(Spec):
 
 
 class LinkFacts(Spec):
-    """How fast KV moves: fields of `domain.link.Link`."""
+    """How fast KV moves: fields of `domain.machine.Link`."""
 
     bytes_per_s: Positive
     latency_s: Number

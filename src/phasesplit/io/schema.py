@@ -175,7 +175,7 @@ class Spec(BaseModel):
 
 
 class LinkSpec(Spec):
-    """The link of a machine file: the fields of `domain.link.Link`, all of them, as they were measured."""
+    """The link of a machine file: the fields of `domain.machine.Link`, all of them, as they were measured."""
 
     bytes_per_s: BytesPerS
     latency_s: SecondsOrZero

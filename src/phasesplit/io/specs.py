@@ -54,7 +54,7 @@ def load_machine(name_or_path: str | Path, *, where: str = "machine") -> Machine
     Args:
         name_or_path: A name from `known_machines` or `MACHINE_ALIASES`, or the path of a YAML file with the fields of
             `Machine`, figures in base units or as text with a unit. Either may be followed by `/tp4` (an instance on
-            four of the server's accelerators) and then `@50%` (their power limited to half), see `domain.variants`.
+            four of the server's accelerators) and then `@50%` (their power limited to half), see `domain.machine`.
         where: What an error calls the place that the name stands in.
 
     Raises:

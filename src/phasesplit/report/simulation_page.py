@@ -62,7 +62,7 @@ COUNT_NAMES = {
     "iterations": "iterations",
     "preemptions": "preemptions",
     "evictions": "evictions",
-    "refilled": "prompts computed again because their KV found no room",
+    "recomputed": "prompts computed again because their KV found no room",
     "prefill_to_mixed": "prefill machines that moved to the mixed pool",
     "decode_to_mixed": "decode machines that moved to the mixed pool",
     "returns": "moves back home",

@@ -148,8 +148,8 @@ def warnings_of(rules: Rules, *, oracle: bool, statuses: dict[str, int], counts:
         share = counts[count] / max(counts["steps"], 1)
         if share > _RARELY and not rules.published:
             found.append(f"{share:.1%} of the steps used {what} beyond the measured ones: their times are extrapolated")
-    if counts["refilled"]:
-        found.append(f"{counts['refilled']:,} prompts were computed again because their KV never found room")
+    if counts["recomputed"]:
+        found.append(f"{counts['recomputed']:,} prompts were computed again because their KV never found room")
     return tuple(found)
 
 
@@ -429,7 +429,7 @@ def build_result(
     time_s: Floats = first_s + every_s * np.arange(1, samples + 1, dtype=np.float64)
     busy_s = world.batch_s.sum(axis=1, keepdims=True)
     counts = {field: int(ledger.counters[field][0]) for field in COUNTS}
-    for field in ("layerwise", "serialized", "refilled", "events", "steps_beyond_prompt", "steps_beyond_requests"):
+    for field in ("layerwise", "serialized", "recomputed", "events", "steps_beyond_prompt", "steps_beyond_requests"):
         counts[field] = int(world.clock[field][0])
     for field in ("steps", "iterations", "task_iterations"):
         counts[field] = int(machines[field].sum())

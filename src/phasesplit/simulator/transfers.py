@@ -165,7 +165,7 @@ def end_streaming(ledger: Ledger, world: World, slot: int, now_s: float) -> None
 
 
 @jit
-def _land(ledger: Ledger, world: World, slot: int, blocks: int, now_s: float) -> bool:
+def _hold_room(ledger: Ledger, world: World, slot: int, blocks: int, now_s: float) -> bool:
     """Hold room for a request's KV on its decode machine, if it is there next to what the running batch will need."""
     machine = ledger.requests[slot]["decode_machine"]
     machines = ledger.machines
@@ -201,7 +201,7 @@ def stream(ledger: Ledger, world: World, slot: int, step_s: float, now_s: float)
     """
     requests = ledger.requests
     target = requests[slot]["decode_machine"]
-    if length(ledger.lists[AWAITING_ROOM, target]) > 0 or not _land(
+    if length(ledger.lists[AWAITING_ROOM, target]) > 0 or not _hold_room(
         ledger, world, slot, prefill_blocks(ledger, slot), now_s
     ):
         return
@@ -239,7 +239,7 @@ def admit_awaiting_room(ledger: Ledger, world: World, machine: int, now_s: float
     while length(ledger.lists[AWAITING_ROOM, machine]) > 0:
         slot = entry(ledger.lists[AWAITING_ROOM, machine], 0)
         blocks = blocks_of(ledger.settings, work_tokens(ledger.requests, slot))
-        if _land(ledger, world, slot, blocks, now_s):
+        if _hold_room(ledger, world, slot, blocks, now_s):
             remove(ledger.lists[AWAITING_ROOM, machine], slot)
             world.clock[0]["serialized"] += 1
             open_flow(ledger, world, slot, DRAINING, kv_bytes(ledger, world, slot), UNLIMITED, now_s)
@@ -248,7 +248,7 @@ def admit_awaiting_room(ledger: Ledger, world: World, machine: int, now_s: float
         if machines[machine]["running_entries"] + machines[machine]["arriving"] + machines[machine]["departing"] > 0:
             return
         remove(ledger.lists[AWAITING_ROOM, machine], slot)
-        world.clock[0]["refilled"] += 1
+        world.clock[0]["recomputed"] += 1
         leave_prefill_machine(ledger, slot, now_s)
         back_to_prefill(ledger, machine, slot)
         push(ledger.lists[WAITING, machine], 2 * slot + PREFILL)

@@ -10,7 +10,7 @@ CLOCK = np.dtype(
         ("now_s", "f8"), ("events_pending", "i8"), ("sequence", "i8"), ("next_arrival", "i8"), ("first_row", "i8"),
         ("pending_slot", "i8"), ("done", "i8"), ("events", "i8"), ("horizon_s", "f8"), ("pause_at_s", "f8"),
         ("next_sample_s", "f8"), ("sample_every_s", "f8"), ("samples", "i8"), ("steps_beyond_prompt", "i8"),
-        ("steps_beyond_requests", "i8"), ("layerwise", "i8"), ("serialized", "i8"), ("refilled", "i8"),
+        ("steps_beyond_requests", "i8"), ("layerwise", "i8"), ("serialized", "i8"), ("recomputed", "i8"),
     ]
 )  # fmt: skip
 """One record: model time, the position in the trace, and counts."""

@@ -39,8 +39,8 @@ class Case:
 
 CASES = {
     "split": Case((("prefill", 2), ("decode", 2)), 12_000, 130, 0.06, 4_000, 60, 1),
-    "token_first": Case((("decode", 1), ("prefill", 3)), 30_000, 120, 0.04, 3_000, 80, 2),
-    "full_token_machine": Case((("prefill", 3), ("decode", 1)), 6_000, 90, 0.15, 2_500, 120, 3),
+    "decode_first": Case((("decode", 1), ("prefill", 3)), 30_000, 120, 0.04, 3_000, 80, 2),
+    "full_decode_machine": Case((("prefill", 3), ("decode", 1)), 6_000, 90, 0.15, 2_500, 120, 3),
     "unsplit": Case((("unsplit", 2),), 20_000, 120, 0.1, 4_000, 60, 4),
 }
 

@@ -1,4 +1,4 @@
-"""The running batch: lanes that grow, end, and are evicted when memory runs out."""
+"""The running batch: entries that grow, end, and are evicted when memory runs out."""
 
 import pytest
 from hypothesis import given, settings
