@@ -6,6 +6,7 @@ import pytest
 from phasesplit.domain.latency import Exact
 from phasesplit.domain.slo import GOODPUT_RATIO, SPLITWISE, Limit, Slo, goodput_ratio, judge, parse_slo
 from phasesplit.errors import SpecError
+from refusals import assert_refused
 
 
 def test_scaled_slo_moves_every_limit_and_no_share() -> None:
@@ -96,36 +97,34 @@ def test_text_with_a_factor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("", "allowed is splitwise or none"),
-        ("strict", "got 'strict', allowed is splitwise or none"),
-        ("splitwise*0", "factor: got '0'"),
-        ("splitwise*x", "factor: got 'x'"),
-        ("ttft<2s", "allowed is METRIC_pPERCENTILE<VALUE"),
-        ("ttft_p99<2s,", "got ''"),
-        ("tft_p99<2s", "metric: unknown name 'tft', did you mean ttft"),
-        ("ttft_p99<2", "allowed is a number with ms or s"),
-        ("ttft_p99<2h", "got '2h'"),
-        ("ttft_slowdown_p99<2s", "allowed is a factor without a unit"),
-        ("ttft_p0<2s", "percentile: got '0'"),
-        ("ttft_p101<2s", "percentile: got '101'"),
-        ("ttft_p99<0s", "ttft: got '0'"),
-        ("ttft_p99<1.2.3s", "got '1.2.3'"),
-        ("ttft_p99<2s,ttft_p99<3s", "one limit on the same percentile"),
-        ("goodput(ttft<2s)", "allowed is goodput("),
-        ("goodput(ttft_p99<2s)>=95%", "without a percentile"),
-        ("goodput(ttft<2s,ttft<3s)>=95%", "one limit on a metric"),
-        ("goodput(ttft<2s)>=950%", "got '950'"),
-        ("goodput(queue<2s)>=95%", "metric: unknown name 'queue'"),
-        ("goodput(ttft<2s)>=95%,goodput(e2e<2s)>=95%", "one goodput"),
-        ("ttft_p99<2s,itl_p99<100ms*2", "got 'itl_p99<100ms*2'"),
+        ("", ["splitwise or none"]),
+        ("strict", ["'strict'", "splitwise or none"]),
+        ("splitwise*0", ["factor", "'0'"]),
+        ("splitwise*x", ["factor", "'x'"]),
+        ("ttft<2s", ["METRIC_pPERCENTILE<VALUE"]),
+        ("ttft_p99<2s,", ["''"]),
+        ("tft_p99<2s", ["metric", "'tft'", "ttft"]),
+        ("ttft_p99<2", ["number with ms or s"]),
+        ("ttft_p99<2h", ["'2h'"]),
+        ("ttft_slowdown_p99<2s", ["factor without a unit"]),
+        ("ttft_p0<2s", ["percentile", "'0'"]),
+        ("ttft_p101<2s", ["percentile", "'101'"]),
+        ("ttft_p99<0s", ["ttft", "'0'"]),
+        ("ttft_p99<1.2.3s", ["'1.2.3'"]),
+        ("ttft_p99<2s,ttft_p99<3s", ["one limit on the same percentile"]),
+        ("goodput(ttft<2s)", ["goodput("]),
+        ("goodput(ttft_p99<2s)>=95%", ["without a percentile"]),
+        ("goodput(ttft<2s,ttft<3s)>=95%", ["one limit on a metric"]),
+        ("goodput(ttft<2s)>=950%", ["'950'"]),
+        ("goodput(queue<2s)>=95%", ["metric", "'queue'"]),
+        ("goodput(ttft<2s)>=95%,goodput(e2e<2s)>=95%", ["one goodput"]),
+        ("ttft_p99<2s,itl_p99<100ms*2", ["'itl_p99<100ms*2'"]),
     ],
 )
-def test_wrong_text_says_what_is_allowed(text: str, message: str) -> None:
+def test_wrong_text_says_what_is_allowed(text: str, named: list[str]) -> None:
     """A misspelt SLO would judge by something else, or its message would not help."""
     with pytest.raises(SpecError) as caught:
         parse_slo(text, "--slo")
-    assert str(caught.value).startswith("--slo")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_refused(caught.value, "--slo", *named)

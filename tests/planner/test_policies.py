@@ -7,6 +7,7 @@ import pytest
 from phasesplit.errors import SpecError
 from phasesplit.io.policies import parse_policy, policy_text
 from phasesplit.scheduler.autoscaling import Joint, Policy, Schedule, Static, Threshold
+from refusals import assert_refused
 
 HOUR_S = 3_600.0
 EXAMPLES = {
@@ -77,31 +78,31 @@ def test_examples_are_policies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("treshold:high=1", "--autoscale: unknown name 'treshold', did you mean threshold"),
-        ("", "--autoscale: unknown name ''"),
-        ("threshold", "all settings, as in threshold:high=4000,low=500"),
-        ("threshold:high=4000", "all settings, as in threshold"),
-        ("threshold:hihg=4000,low=1", "got 'hihg=4000', allowed is settings of threshold as in .*: initial, least"),
-        ("threshold:high=many,low=1", "--autoscale, high: got 'many', allowed is a number"),
-        ("threshold:high=,low=1", "--autoscale, high: got '', allowed is a number"),
-        ("threshold:high=4,low=1,step=1.5", "--autoscale, step: got '1.5', allowed is a whole number"),
-        ("threshold:high=4,low=1,high=5", "--autoscale, high: got '5', allowed is each setting once"),
-        ("threshold:high=4,low=9", "autoscale threshold, low_tokens: got 9.0, allowed is 0 to below high"),
-        ("threshold:high=nan,low=9", "autoscale threshold, low_tokens: got 9.0"),
-        ("static:initial=4-2", r"--autoscale, initial: got '4-2', allowed is machines of each role, such as 4\+2"),
-        ("joint:ratio=2", "all settings, as in joint:target=1000,ratio=2"),
-        ("schedule", "autoscale schedule, entries"),
-        ("schedule:8=4+2", "got '8=4.2', allowed is settings of schedule .*hours of the day such as 8h"),
-        ("schedule:eighth=4+2", "got 'eighth=4.2', allowed is settings of schedule"),
-        ("schedule:8h=four", "--autoscale, 8h: got 'four', allowed is machines of each role"),
-        ("schedule:nanh=4", "autoscale schedule, entries"),
-        ("static:0h=4+2", "got '0h=4.2', allowed is settings of static"),
+        ("treshold:high=1", ["--autoscale", "'treshold'", "threshold"]),
+        ("", ["--autoscale", "''"]),
+        ("threshold", ["all settings", "threshold:high=4000,low=500"]),
+        ("threshold:high=4000", ["all settings", "threshold"]),
+        ("threshold:hihg=4000,low=1", ["'hihg=4000'", "threshold", "initial, least"]),
+        ("threshold:high=many,low=1", ["--autoscale", "high", "'many'", "number"]),
+        ("threshold:high=,low=1", ["--autoscale", "high", "''", "number"]),
+        ("threshold:high=4,low=1,step=1.5", ["--autoscale", "step", "'1.5'", "whole number"]),
+        ("threshold:high=4,low=1,high=5", ["--autoscale", "high", "'5'", "each setting once"]),
+        ("threshold:high=4,low=9", ["autoscale threshold", "low_tokens", "9.0", "0 to below high"]),
+        ("threshold:high=nan,low=9", ["autoscale threshold", "low_tokens", "got 9.0"]),
+        ("static:initial=4-2", ["--autoscale", "initial", "'4-2'", "machines of each role", "4+2"]),
+        ("joint:ratio=2", ["all settings", "joint:target=1000,ratio=2"]),
+        ("schedule", ["autoscale schedule", "entries"]),
+        ("schedule:8=4+2", ["'8=4+2'", "schedule", "8h"]),
+        ("schedule:eighth=4+2", ["'eighth=4+2'", "schedule"]),
+        ("schedule:8h=four", ["--autoscale", "8h", "'four'", "machines of each role"]),
+        ("schedule:nanh=4", ["autoscale schedule", "entries"]),
+        ("static:0h=4+2", ["'0h=4+2'", "static"]),
     ],
 )
-def test_wrong_policies_say_what_is_allowed(text: str, message: str) -> None:
+def test_wrong_policies_say_what_is_allowed(text: str, named: list[str]) -> None:
     """A wrong policy would be taken for another, or its message would not say what to write."""
-    with pytest.raises(SpecError, match=message) as caught:
+    with pytest.raises(SpecError) as caught:
         parse_policy(text, "--autoscale")
-    assert "\n" not in str(caught.value)
+    assert_refused(caught.value, *named)

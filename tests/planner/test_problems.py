@@ -13,6 +13,7 @@ from phasesplit.planner.problem import Measure, Problem
 from phasesplit.planner.problem_file import read_problem
 from phasesplit.planner.question import Asked
 from phasesplit.scheduler.rules import Transfer
+from refusals import assert_refused
 
 BASE = {"model": "llama-3.1-70b", "machines": "dgx-h100,dgx-a100", "workload": {"source": "azure-conversation"}}
 PERCENTILES = {"prompt": "p50=1020,p90=2734", "output": "p50=129,p90=345"}
@@ -115,30 +116,36 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "named"),
     [
-        ("model: 3", "line 2, model"),
-        ("machines: []", "line 3, machines"),
-        ("rate: fast", "line 7, rate: got 'fast', allowed is a number above 0"),
-        ("slo: quick", "line 8, slo: got 'quick'"),
-        ("minimize: cots", "line 9, minimize: got 'cots', allowed is 'cost', 'power'"),
-        ("within: {kost: 3}", "line 10, within"),
-        ("within: {cost: 3 kW}", "'kW' is a unit of w"),
-        ("seeds: [3, 3]", "line 11, seeds"),
-        ("power-caps: [70]", "line 13, power_caps"),
-        ("within:\n  cost: 900\n  power: 3 USD", "line 12, within.power: got '3 USD'"),
-        ("within:\n  machines: 20\n  cost: 3", "line 12, within.cost: 3 USD/h is less than one server takes"),
-        ("machines:\n  - dgx-h100\n  - dgx-h10", "line 5, machines[1]: unknown name 'dgx-h10'"),
-        ("machines:\n  - dgx-h100\n  - dgx-h100", "line 5, machines[1]: got 'dgx-h100', allowed is each machine once"),
-        ("workload:\n  source: azure-conversation\n  columns: a=b", "line 6, workload.columns: only for a trace file"),
-        ("workload:\n  output: {p50: 9}\n  prompt:\n    p50: many", "line 7, workload.prompt.p50: got 'many'"),
-        ("workload:\n  source: azure-conversation\n  formt: x", "line 6, workload.formt: unknown field"),
-        ("rules:\n  transfer: serialized\n  batch-requests: 0", "line 16, rules.batch_requests: got 0"),
-        ("rules:\n  transfer: serialized\n  elastic: true", "line 16, rules.elastic: every design sets it itself"),
-        ("rules: {speed: 1}", "line 14, rules.speed: unknown name 'speed'"),
+        ("model: 3", ["line 2", "model"]),
+        ("machines: []", ["line 3", "machines"]),
+        ("rate: fast", ["line 7", "rate", "'fast'", "above 0"]),
+        ("slo: quick", ["line 8", "slo", "'quick'"]),
+        ("minimize: cots", ["line 9", "minimize", "'cots'", "'cost'", "'power'"]),
+        ("within: {kost: 3}", ["line 10", "within"]),
+        ("within: {cost: 3 kW}", ["'kW' is a unit of w"]),
+        ("seeds: [3, 3]", ["line 11", "seeds"]),
+        ("power-caps: [70]", ["line 13", "power_caps"]),
+        ("within:\n  cost: 900\n  power: 3 USD", ["line 12", "within.power", "'3 USD'"]),
+        ("within:\n  machines: 20\n  cost: 3", ["line 12", "within.cost", "3 USD/h", "one server"]),
+        ("machines:\n  - dgx-h100\n  - dgx-h10", ["line 5", "machines[1]", "'dgx-h10'"]),
+        ("machines:\n  - dgx-h100\n  - dgx-h100", ["line 5", "machines[1]", "'dgx-h100'", "each machine once"]),
+        (
+            "workload:\n  source: azure-conversation\n  columns: a=b",
+            ["line 6", "workload.columns", "only for a trace file"],
+        ),
+        ("workload:\n  output: {p50: 9}\n  prompt:\n    p50: many", ["line 7", "workload.prompt.p50", "'many'"]),
+        ("workload:\n  source: azure-conversation\n  formt: x", ["line 6", "workload.formt", "unknown field"]),
+        ("rules:\n  transfer: serialized\n  batch-requests: 0", ["line 16", "rules.batch_requests", "got 0"]),
+        (
+            "rules:\n  transfer: serialized\n  elastic: true",
+            ["line 16", "rules.elastic", "every design sets it itself"],
+        ),
+        ("rules: {speed: 1}", ["line 14", "rules.speed", "'speed'"]),
     ],
 )
-def test_a_wrong_field_of_a_file_is_named_with_its_line(tmp_path: Path, wrong: str, message: str) -> None:
+def test_a_wrong_field_of_a_file_is_named_with_its_line(tmp_path: Path, wrong: str, named: list[str]) -> None:
     """A person would have to search a file for what is wrong with it."""
     field = wrong.split(":")[0]
     lines = [wrong if line.startswith(f"{field}:") else line for line in YAML.split("\n")]
@@ -148,8 +155,7 @@ def test_a_wrong_field_of_a_file_is_named_with_its_line(tmp_path: Path, wrong: s
     file.write_text("\n".join(lines))
     with pytest.raises(SpecError) as caught:
         read_problem(file, {})
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_refused(caught.value, *named)
 
 
 def test_machines_that_exist_are_named_with_their_own_line(tmp_path: Path) -> None:
@@ -158,26 +164,30 @@ def test_machines_that_exist_are_named_with_their_own_line(tmp_path: Path) -> No
         line for line in YAML.split("\n") if not line.startswith(("machines", "minimize", "within", "tensor", "power"))
     ]
     (tmp_path / "plan.yaml").write_text("\n".join([*lines, "existing:", "  dgx-h100: 3", "  dgx-a100: none"]))
-    with pytest.raises(SpecError, match=r"line 13, existing\.dgx-a100: got 'none', allowed is MACHINE=COUNT"):
+    with pytest.raises(SpecError) as caught:
         read_problem(tmp_path / "plan.yaml", {})
+    assert_refused(caught.value, "line 13", "existing.dgx-a100", "'none'", "MACHINE=COUNT")
 
 
 def test_what_an_option_leaves_to_the_file_is_the_files_mistake(tmp_path: Path) -> None:
     """A person would look for a field among the options that stands in the file."""
     file = tmp_path / "plan.yaml"
     file.write_text(YAML.replace("{transfer: serialized}", "{transfer: fast}"))
-    with pytest.raises(SpecError, match=r"plan\.yaml, line 14, rules\.transfer: got 'fast'"):
+    with pytest.raises(SpecError) as caught:
         read_problem(file, {"rules": {"batch_requests": "64"}})
-    with pytest.raises(SpecError, match=r"^--set, field batch_requests: got -1"):
+    assert_refused(caught.value, "plan.yaml", "line 14", "rules.transfer", "'fast'")
+    with pytest.raises(SpecError) as caught:
         read_problem(file, {"rules": {"batch_requests": "-1", "transfer": "auto"}})
+    assert_refused(caught.value, "--set", "batch_requests", "got -1")
 
 
 def test_a_misspelt_field_of_the_workload_is_compared_with_the_workloads_fields(tmp_path: Path) -> None:
     """The message would offer fields that are not allowed there."""
     file = tmp_path / "plan.yaml"
     file.write_text(YAML.replace("prompt:", "promt:"))
-    with pytest.raises(SpecError, match=r"workload\.promt: unknown field, did you mean prompt"):
+    with pytest.raises(SpecError) as caught:
         read_problem(file, {})
+    assert_refused(caught.value, "workload.promt", "unknown", "prompt")
 
 
 @pytest.mark.parametrize(
@@ -380,8 +390,10 @@ def test_a_wrong_policy_in_a_file_is_named_with_its_line(tmp_path: Path) -> None
     """A person would look for the mistake in the wrong place."""
     file = tmp_path / "question.yaml"
     file.write_text("model: llama-3.1-70b\nmachines: [dgx-h100]\nworkload: azure-conversation\nday: [jiont:target=9]\n")
-    with pytest.raises(SpecError, match=r"question.yaml, line 4, day.policy: unknown name 'jiont', did you mean joint"):
+    with pytest.raises(SpecError) as caught:
         read_problem(file, {})
+    assert_refused(caught.value, "question.yaml", "line 4", "day.policy", "'jiont'", "joint")
     file.write_text("model: llama-3.1-70b\nmachines: [dgx-h100]\nworkload: azure-conversation\nday: {a: 1}\n")
-    with pytest.raises(SpecError, match=r"question.yaml, line 4, day: got .*, allowed is true, or a list of policies"):
+    with pytest.raises(SpecError) as caught:
         read_problem(file, {})
+    assert_refused(caught.value, "question.yaml", "line 4", "day", "true", "list of policies")

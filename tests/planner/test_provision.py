@@ -12,6 +12,7 @@ from phasesplit.planner.drift import Day
 from phasesplit.planner.plan import Plan
 from phasesplit.planner.problem_file import read_problem
 from phasesplit.planner.provision import make_plan, spend_days
+from refusals import assert_refused
 
 SMALL: dict[str, Any] = {
     "model": "llama-3.1-70b", "machines": ["dgx-h100"], "workload": "azure-conversation", "rate": 4, "duration": 20,
@@ -68,14 +69,16 @@ def test_equal_throughput_is_that_of_the_baseline() -> None:
 
 def test_no_design_is_an_error_that_names_the_nearest_miss() -> None:
     """A program would go on with no cluster, and not know why."""
-    with pytest.raises(InfeasibleError, match=r"no design keeps the SLO .*; nearest is .* times the limit"):
+    with pytest.raises(InfeasibleError) as caught:
         phasesplit.plan(**SMALL, slo="ttft_p50<1ms", workers=1)
+    assert_refused(caught.value, "SLO", "nearest", "the limit")
 
 
 def test_a_wrong_field_is_named_as_the_program_wrote_it() -> None:
     """The message would speak of options to somebody who gave arguments."""
-    with pytest.raises(SpecError, match=r"^machines: unknown name 'dgx-h10', did you mean"):
+    with pytest.raises(SpecError) as caught:
         phasesplit.plan(**{**SMALL, "machines": ["dgx-h10"]})
+    assert_refused(caught.value, "machines", "'dgx-h10'")
 
 
 def test_workers_do_not_change_the_days_of_a_plan() -> None:
