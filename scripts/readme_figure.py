@@ -1,6 +1,6 @@
 """Draw docs/images/conversation-70.png: why phases are split.
 
-The paper's conversation cluster (25 prompt and 15 token DGX-H100) and as many unsplit machines serve the same trace at
+The paper's conversation cluster (25 prefill and 15 decode DGX-H100) and as many unsplit machines serve the same trace at
 70 requests a second; unsplit machines run whole prompts, as the paper's baseline does, or chunks of them, as today's
 engines do. Run: python scripts/readme_figure.py
 """
@@ -27,10 +27,10 @@ def results() -> list[tuple[str, str, Result]]:
     split = build_cluster("bloom-176b", [("prefill", 25, "dgx-h100"), ("decode", 15, "dgx-h100")])
     unsplit = build_cluster("bloom-176b", [("unsplit", 40, "dgx-h100")])
     return [
-        ("split, 25 + 15 machines", "prompt", simulate(split, trace)),
+        ("split, 25 prefill + 15 decode machines", "prefill", simulate(split, trace)),
         (
             "unsplit, 40 machines, whole prompts",
-            "token",
+            "decode",
             simulate(unsplit, trace, Rules(unsplit_batching=Batching.WHOLE)),
         ),
         ("unsplit, 40 machines, chunked prompts", "unsplit", simulate(unsplit, trace)),
@@ -51,7 +51,7 @@ def draw(figure: Any, found: list[tuple[str, str, Result]]) -> None:
             of=of,
         )
     figure.suptitle(
-        f"BLOOM-176B on 40 DGX-H100, conversation at {RATE_PER_S:g}/s: unsplit machines stall tokens behind prompts",
+        f"BLOOM-176B on 40 DGX-H100, conversation at {RATE_PER_S:g}/s: on unsplit machines, decode waits for prefill",
         x=0.012, ha="left", fontsize=10, fontweight="bold", color=colour("ink"),
     )  # fmt: skip
 
