@@ -1,7 +1,7 @@
 """Draw docs/images/conversation-70.png: why phases are split.
 
-The paper's conversation cluster (25 prefill and 15 decode DGX-H100) and as many unsplit machines serve the same trace at
-70 requests a second; unsplit machines run whole prompts, as the paper's baseline does, or chunks of them, as today's
+The paper's conversation cluster (25 prefill and 15 decode DGX-H100) and as many unsplit machines serve the same trace
+at 70 requests a second. Unsplit machines run whole prompts, as the paper's baseline does, or chunks of them, as today's
 engines do. Run: python scripts/readme_figure.py
 """
 
