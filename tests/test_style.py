@@ -32,8 +32,8 @@ def test_the_project_keeps_its_words(words: ModuleType, capsys: pytest.CaptureFi
     [
         ("Time hangs on the batch.", 1, "hangs on"),
         ("A batch.\n\nIt is\nheld\nagainst a limit.", 4, "held against"),
-        ("The PROMPT phase, then decode.", 1, "prefill phase"),
-        ("`decode machine` is code, a decode machine is not.", 1, "decode machine"),
+        ("The PROMPT phase, then decode.", 1, "prompt phase"),
+        ("`token machine` is code, a token machine is not.", 1, "token machine"),
     ],
 )
 def test_a_wrong_word_is_found_on_its_line(words: ModuleType, text: str, line: int, found: str) -> None:
@@ -76,7 +76,7 @@ def test_every_rule_has_its_words(words: ModuleType) -> None:
         "hanging on",
         "from which point on",
         "hold them against",
-        "decode-side",
+        "token-side",
         "be told",
         "foreman",
         "glances",
