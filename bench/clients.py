@@ -1,4 +1,4 @@
-"""The replay client beside a public load generator: the same trace against the same endpoint, whose delays are known.
+"""Compare the replay client with a public load generator: same trace, same endpoint, whose delays are known.
 
 Usage: python bench/clients.py AIPERF, the program `aiperf` of an environment of its own (pip install aiperf). The
 endpoint answers every request with the first token after 80 ms and a further one every 20 ms, whatever the load.

@@ -1,9 +1,9 @@
-"""How fast the engine's kernels are, against the floors of one core of this machine measured in the same run.
+"""How fast the engine's kernels are, against the lower bounds of one core, measured in the same run.
 
 Run with `python bench/engine.py [MODEL.gguf]`; without a model, matrices of the default model's shapes are made up. A
 product cannot be faster than reading its weights once, nor than its multiplications at the rate of OpenBLAS; the share
 is of the slower of the two. Times are of the processor, not of the clock on the wall, and figures the best of several
-rounds in which floors and kernels take turns, because a shared machine changes from second to second.
+rounds in which lower bounds and kernels take turns, because a shared machine changes from second to second.
 """
 
 import os

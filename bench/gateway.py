@@ -3,7 +3,7 @@
 Two processes on two cores: the gateway alone on the last one; the fake machines and the load together on the first. The
 machines answer at once, or a token every 50 ms, so that what is measured is the gateway and the sockets on both sides
 of it. Latency is that of the same request sent through the gateway and to a machine directly, in turns. At high rates
-the load itself fills its core; the gateway's own processor time is told beside each figure.
+the load itself fills its core; the gateway's own processor time is printed next to each figure.
 
 Run with `python bench/gateway.py [--seconds 5]` on a machine that is idle.
 """

@@ -1,4 +1,4 @@
-"""How soon workers answer, what a question costs beside its answer, and what a second core is worth.
+"""How soon workers answer, what a question costs in addition to its answer, and what a second core is worth.
 
 Run with `python bench/pool.py`; with `ray` on the command line, on a local Ray cluster as well. The machine should
 be idle: the ways to start processes differ by less than what another busy program takes from them.

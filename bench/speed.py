@@ -62,8 +62,8 @@ def rules_table() -> None:
     trace = shared_or_shipped()
     print(f"\nrequests per second, one core, warm, all metrics, {trace.name} ({len(trace):,} requests), best of 15")
     cases = [
-        ("published, split 25P 15T", SPLIT, Rules.as_published(), 1_000_000),
-        ("default, split 25P 15T", SPLIT, Rules(), 500_000),
+        ("published, split 25 + 15", SPLIT, Rules.as_published(), 1_000_000),
+        ("default, split 25 + 15", SPLIT, Rules(), 500_000),
         ("default, unsplit 40, chunked", UNSPLIT, Rules(), 300_000),
     ]
     for name, pools, rules, goal in cases:
@@ -79,7 +79,7 @@ def rules_table() -> None:
 
 def trace_growth() -> None:
     """Print the time of a request as the trace gets longer."""
-    print("\ntime per request by length of the trace, default rules, split 25P 15T, 70 requests/s")
+    print("\ntime per request by length of the trace, default rules, split 25 + 15, 70 requests/s")
     cluster = build_cluster("bloom-176b", SPLIT)
     poisson = parse_arrivals("poisson")
     for requests in (10_000, 40_000, 160_000, 640_000):
@@ -90,7 +90,7 @@ def trace_growth() -> None:
 
 def machine_growth() -> None:
     """Print the time of a request as the cluster gets larger, at the same load per machine."""
-    print("\ntime per request by number of machines (5 prompt to 3 token), 1.75 requests/s each, default rules")
+    print("\ntime per request by number of machines (5 prefill to 3 decode), 1.75 requests/s each, default rules")
     poisson = parse_arrivals("poisson")
     for machines in (8, 80, 800, 8_000):
         pools = [("prefill", machines * 5 // 8, "dgx-h100"), ("decode", machines * 3 // 8, "dgx-h100")]
@@ -105,7 +105,7 @@ def machine_growth() -> None:
 
 def memory() -> None:
     """Print time and memory of ten million requests, summary only, in a process of its own."""
-    print("\nten million requests, summary only, default rules, split 25P 15T (own process)")
+    print("\nten million requests, summary only, default rules, split 25 + 15 (own process)")
     code = (
         "from phasesplit.simulator.run import simulate;"
         "from phasesplit.io.workloads import load_workload; from phasesplit.io.catalog import build_cluster;"

@@ -95,7 +95,7 @@ def fit_roofline() -> None:
 
 if __name__ == "__main__":
     if not PUBLISHED.exists():
-        sys.exit(f"{PUBLISHED} is not there: the tables can only be rebuilt beside the published data")
+        sys.exit(f"{PUBLISHED} is not there: the tables can only be rebuilt next to the published data")
     write(
         "measured.csv",
         "Median over the runs of each measured point.",

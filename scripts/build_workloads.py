@@ -98,7 +98,7 @@ def write(name: str, trace: Trace, about: dict[str, object]) -> None:
 
 
 def report(name: str, trace: Trace, model: ArrivalModel) -> None:
-    """Print figures of the published arrivals beside the median of the model's, over runs of the same length."""
+    """Print figures of the published arrivals next to the median of the model's, over runs of the same length."""
     seen = figures(trace.arrival_s, trace.duration_s)
     runs = [
         figures(model.arrivals(trace.rate_per_s, trace.duration_s, np.random.default_rng(seed)), trace.duration_s)
