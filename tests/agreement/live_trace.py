@@ -9,11 +9,10 @@ from doubles import tiny_cluster, tiny_trace
 from driving import done_rows, drive
 from phasesplit.domain.cluster import Cluster
 from phasesplit.gateway.decisions import SEEN
-from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.dispatcher import Dispatcher, Pair
 from phasesplit.gateway.estimates import Backlog
 from phasesplit.gateway.leases import LeaseEnd
 from phasesplit.gateway.limits import Limits
-from phasesplit.gateway.verdicts import Pair
 from phasesplit.scheduler.ledger import MIXED, PREFILL
 from phasesplit.scheduler.rules import Batching, Placement, Rules
 

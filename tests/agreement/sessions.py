@@ -5,12 +5,11 @@ from random import Random
 
 from phasesplit.errors import RequestError
 from phasesplit.gateway.decisions import Sink
-from phasesplit.gateway.dispatcher import Dispatcher
-from phasesplit.gateway.estimates import Backlog
+from phasesplit.gateway.dispatcher import Dispatcher, Lost, Pair, TooLong
+from phasesplit.gateway.estimates import Backlog, NoCapacity
 from phasesplit.gateway.leases import LeaseEnd
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.registry import BreakerRule, Move
-from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
 from phasesplit.scheduler.pools import POOL_NAMES
 from phasesplit.scheduler.rules import Placement, Rules
 

@@ -265,7 +265,7 @@ def test_what_a_broken_machine_says_behind_a_wrong_token_is_not_believed(stream:
             choice = rig.gateway.in_flight.live[0]
             for place, token in ((2, 9999), (3, ord("x"))):
                 choice.token(token, None, place, 1, "stop")
-            choice.last_word("stop", 1)
+            choice.no_more_tokens("stop", 1)
             for worker in rig.workers.values():
                 worker.go("token 2")
             await call.answer()

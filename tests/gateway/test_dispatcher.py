@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from phasesplit.errors import GatewayError, RequestError, SpecError
-from phasesplit.gateway.dispatcher import Dispatcher
-from phasesplit.gateway.estimates import Backlog
+from phasesplit.gateway.dispatcher import Dispatcher, Lost, Pair, TooLong
+from phasesplit.gateway.estimates import Backlog, NoCapacity
 from phasesplit.gateway.leases import LeaseEnd
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.registry import BreakerRule, MachineView, Move
-from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
 from phasesplit.scheduler.rules import Rules
 
 
@@ -401,7 +400,7 @@ def test_heartbeats_keep_leases_and_find_strangers() -> None:
     assert dispatcher.heartbeat("prefill0", 1, ["r.1", "gone.1"], 20.0) == frozenset()
     assert dispatcher.heartbeat("prefill0", 1, ["r.1", "gone.1", "new.1"], 21.0) == {"gone.1"}
     assert dispatcher.heartbeat("decode1", 1, ["r.1"], 20.0) == frozenset()
-    assert view_of(dispatcher, "prefill0").heard_s == 21.0
+    assert view_of(dispatcher, "prefill0").heartbeat_s == 21.0
     assert dispatcher.tick(49.0) == ()
     assert dispatcher.tick(50.0) == (Lost("r.1", "decode"),)
     assert blocks(dispatcher) == {"prefill0": 0, "decode1": 0}

@@ -23,7 +23,7 @@ def chunk(text: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def client_of(machine: Machine, patience: AnswerTimeouts | None = None) -> Any:
+async def client_of(machine: Machine, timeouts: AnswerTimeouts | None = None) -> Any:
     """Serve with a function, and yield a client of it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,7 +40,7 @@ async def client_of(machine: Machine, patience: AnswerTimeouts | None = None) ->
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    worker = HttpWorker(f"http://127.0.0.1:{port}/", key="k", patience=patience)
+    worker = HttpWorker(f"http://127.0.0.1:{port}/", key="k", timeouts=timeouts)
     try:
         yield worker
     finally:

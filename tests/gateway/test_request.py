@@ -236,7 +236,7 @@ async def queue_of(rig: Rig, prompts: list[str]) -> list[Call]:
         calls.append(rig.complete(prompt))
         await settle()
     for choice in reversed(rig.gateway.in_flight.live):
-        choice.tell(Event.DECODE_LOST)
+        choice.apply(Event.DECODE_LOST)
     await settle()
     for name in ("t", "p"):
         rig.workers[name].die()
@@ -248,7 +248,7 @@ async def queue_of(rig: Rig, prompts: list[str]) -> list[Call]:
 
 def waiting(rig: Rig) -> list[str]:
     """Return the prompts of the requests that wait, in the order in which they will be tried."""
-    return [bytes(choice.order.prompt_ids).decode() for choice in rig.gateway.in_flight.waiting]
+    return [bytes(choice.spec.prompt_ids).decode() for choice in rig.gateway.in_flight.waiting]
 
 
 def test_queue_is_oldest_first() -> None:
@@ -577,7 +577,7 @@ def test_one_failed_choice_ends_the_others() -> None:
             rig.workers["t"].hold("token 2")
             call = rig.complete(["a", "ab"], stream=True)
             await settle()
-            rig.gateway.in_flight.live[0].tell(Event.DECODE_LOST)
+            rig.gateway.in_flight.live[0].apply(Event.DECODE_LOST)
             await call.answer()
             assert "error" in call.events[-1]
             await settle()

@@ -222,7 +222,7 @@ def test_loss_after_content_ends_with_an_error_where_none_can_go_on(state: Reque
 
 
 @pytest.mark.parametrize("state", [RequestState.WAITING, RequestState.DECODING])
-def test_prefill_machine_is_not_needed_once_its_kv_has_landed(state: RequestState) -> None:
+def test_prefill_machine_is_not_needed_once_its_kv_has_arrived(state: RequestState) -> None:
     """A prefill machine that dies after its work would take healthy streams with it."""
     driver = drive(*TO[state])
     assert driver.tell(Event.PREFILL_LOST) == (Action.ABSORB,)
@@ -232,12 +232,12 @@ def test_prefill_machine_is_not_needed_once_its_kv_has_landed(state: RequestStat
 def test_kv_may_be_ready_before_the_first_token() -> None:
     """Reports that cross on two connections would leave a request waiting for KV that is there."""
     driver = drive(Event.ASSIGNED, Event.KV_READY)
-    assert driver.progress.landed
+    assert driver.progress.kv_arrived
     assert driver.tell(Event.FIRST_TOKEN) == (Action.RELEASE_PREFILL, Action.EMIT)
-    assert (driver.progress.state, driver.progress.landed) == (RequestState.WAITING, False)
+    assert (driver.progress.state, driver.progress.kv_arrived) == (RequestState.WAITING, False)
 
 
-def test_landed_kv_is_forgotten_with_its_attempt() -> None:
+def test_arrived_kv_is_forgotten_with_its_attempt() -> None:
     """The second attempt would take the first one's KV for its own."""
     driver = drive(Event.ASSIGNED, Event.KV_READY, Event.DECODE_LOST, Event.ASSIGNED, Event.FIRST_TOKEN)
     assert driver.progress.state is RequestState.TRANSFERRING
@@ -304,7 +304,7 @@ def test_every_way_is_bounded() -> None:
     """Some order of events would try without end, or keep one attempt's KV for the next."""
     for progress in reachable():
         assert 0 <= progress.attempts <= MOST_ATTEMPTS
-        assert not (progress.landed and progress.state is not RequestState.PREFILLING)
+        assert not (progress.kv_arrived and progress.state is not RequestState.PREFILLING)
 
 
 def test_every_way_can_still_end_and_every_row_is_used() -> None:

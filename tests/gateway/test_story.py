@@ -94,7 +94,7 @@ def test_a_request_that_waits_says_for_what_once() -> None:
             (choice,) = rig.gateway.in_flight.live
             waits = [entry for entry in choice.story.entries() if entry.event == "waits"]
             assert [entry.why for entry in waits] == ["no machine serves"], rig.story()
-            choice.tell(Event.TOKEN)
+            choice.apply(Event.TOKEN)
             assert choice.story.entries()[-1].changed is False
             call.leave()
             await call.answer()

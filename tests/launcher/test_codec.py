@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phasesplit.gateway.choice_spec import ordered
+from phasesplit.gateway.choice_spec import choice_specs
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.parsing import parsed_chat, parsed_completion
 from phasesplit.launcher.gateway_process import ModelCodec
@@ -50,8 +50,8 @@ def test_the_start_token_is_there_where_it_is_wanted(wanted: str, prompt: bool, 
     """A client that writes the start token itself would get two of them, and another answer than from vLLM."""
     body = f'{{"model": "m", "max_tokens": 1, "prompt": "ab"{wanted}}}'
     known: Any = {"number": "1", "seed": 0, "context_tokens": 4096, "most_held_tokens": 0}
-    (order,) = ordered(parsed_completion(body.encode(), Limits()), codec(), **known)
+    (order,) = choice_specs(parsed_completion(body.encode(), Limits()), codec(), **known)
     assert order.prompt_ids == [START] * prompt + list(b"ab")
     body = f'{{"model": "m", "max_tokens": 1, "messages": [{{"role": "user", "content": "ab"}}]{wanted}}}'
-    (order,) = ordered(parsed_chat(body.encode(), Limits()), codec(), **known)
+    (order,) = choice_specs(parsed_chat(body.encode(), Limits()), codec(), **known)
     assert order.prompt_ids == [START] * chat + list(b"ab:")

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from phasesplit.errors import GatewayError, NoCapacityError, RequestError
 from phasesplit.gateway import metrics
-from phasesplit.gateway.choice_spec import ChoiceSpec, ordered
+from phasesplit.gateway.choice_spec import ChoiceSpec, choice_specs
 from phasesplit.gateway.gateway import Gateway
 from phasesplit.gateway.limits import Limits, bearer_key, key_accepted
 from phasesplit.gateway.parsing import parsed_chat, parsed_completion
@@ -88,9 +88,9 @@ class Generation:
             body = await bounded_body(scope, receive, gateway.limits)
             held, context, number = gateway.dispatcher.most_tokens, gateway.context_tokens, gateway.number()
             read = partial(self._read, body, number, held, context)
-            request, orders = await asyncio.to_thread(read) if len(body) > _LONG_BODY_BYTES else read()
+            request, specs = await asyncio.to_thread(read) if len(body) > _LONG_BODY_BYTES else read()
             answer = ClientAnswer(number, int(gateway.clock.unix_s()), request.model)
-            await ResponseStream(gateway.in_flight, request, orders, answer).serve(receive, send)
+            await ResponseStream(gateway.in_flight, request, specs, answer).serve(receive, send)
         finally:
             gateway.leave()
 
@@ -99,10 +99,10 @@ class Generation:
         gateway = self._gateway
         request = self._parse(body, gateway.limits)
         gateway.require_model(request.model)
-        orders = ordered(
+        specs = choice_specs(
             request, gateway.codec, number=number, seed=gateway.seed(), context_tokens=context, most_held_tokens=held
         )
-        return request, orders
+        return request, specs
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -174,7 +174,7 @@ class AdminPages:
                     "attempts": choice.progress.attempts,
                     "has_content": choice.progress.sent,
                     "age_s": round(choice.age_s, 3),
-                    "prompt_tokens": len(choice.order.prompt_ids),
+                    "prompt_tokens": len(choice.spec.prompt_ids),
                     "output_tokens": len(choice.output.ids),
                     "prefill_machine": choice.pair.prefill if choice.pair else None,
                     "decode_machine": choice.pair.decode if choice.pair else None,
@@ -201,7 +201,7 @@ class AdminPages:
             "machines": [
                 view._asdict()
                 | {
-                    "silent_s": round(now_s - view.heard_s, 3),
+                    "silent_s": round(now_s - view.heartbeat_s, 3),
                     "url": called[view.name].url if view.name in called else None,
                     "facts": dict(called[view.name].facts) if view.name in called else None,
                 }
@@ -215,13 +215,13 @@ class AdminPages:
     async def change_pool(self, request: Request) -> JsonAnswer:
         """Give a machine another home, or let it drain or serve again."""
         self._require_admin(request)
-        order = await self._object(request)
+        change = await self._object(request)
         dispatcher, now_s = self._gateway.dispatcher, self._gateway.clock.now_s()
-        name = typed_field(order, "machine", str)
-        if "drain" in order:
-            (dispatcher.drain if typed_field(order, "drain", bool) else dispatcher.undrain)(name, now_s)
+        name = typed_field(change, "machine", str)
+        if "drain" in change:
+            (dispatcher.drain if typed_field(change, "drain", bool) else dispatcher.undrain)(name, now_s)
         else:
-            dispatcher.set_home(name, typed_field(order, "home", str), typed_field(order, "epoch", int), now_s)
+            dispatcher.set_home(name, typed_field(change, "home", str), typed_field(change, "epoch", int), now_s)
         return await self.pools(request)
 
     async def join(self, request: Request) -> JsonAnswer:

@@ -1,6 +1,7 @@
-"""A choice's output as it grows: ids, text up to a stop, log-probabilities.
+"""What a client asks for, choice by choice, and what has been made of a choice so far.
 
-What a client asks for, choice by choice, with its prompts as token ids.
+`choice_specs` makes one `ChoiceSpec` for each choice of a request, with its prompt as token ids. `Output` is the output
+of one as it grows: ids, text up to a stop, log-probabilities.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ class ChoiceSpec:
         prompt_text: Its prompt as the echo shows it; empty where there is none.
         most_tokens: Most output tokens, >= 0.
         seed: The gateway's seed for the request, the same for every choice.
-        stop_token_ids: What ends the text by the model's own word; empty where the client wants to go on.
+        stop_token_ids: What ends the text by the model's own rule; empty where the client wants to go on.
     """
 
     request: ClientRequest
@@ -50,7 +51,7 @@ class ChoiceSpec:
     seed: int
     stop_token_ids: frozenset[int]
 
-    def can_resume(self, *, tells_output: bool) -> bool:
+    def can_resume(self, *, reports_output: bool) -> bool:
         """Return whether other machines can go on behind the output so far as if they had made it.
 
         What a grammar allows next is in no token. A machine that takes the output so far for prompt would not count it
@@ -58,7 +59,7 @@ class ChoiceSpec:
         the draws of the client's seed again; the gateway's own seed is another one then.
 
         Args:
-            tells_output: Whether the machines tell an output that goes on from its prompt.
+            reports_output: Whether the machines report an output that goes on from its prompt.
         """
         request = self.request
         if request.is_constrained:
@@ -67,7 +68,7 @@ class ChoiceSpec:
         is_repeatable = request.seed is not None and request.temperature != 0
         given = extras(request)
         looks_back = any(given.get(name) is not None for name in _LOOK_BACK)
-        return tells_output or not (has_penalty or is_repeatable or looks_back)
+        return reports_output or not (has_penalty or is_repeatable or looks_back)
 
     def scanner(self) -> StopScanner:
         """Return what finds the choice's stops."""
@@ -79,7 +80,7 @@ class ChoiceSpec:
         )
 
 
-def ordered(
+def choice_specs(
     request: ClientRequest, codec: Codec, *, number: str, seed: int, context_tokens: int, most_held_tokens: int
 ) -> list[ChoiceSpec]:
     """Return the choices of a request, n of the first prompt first.
@@ -98,24 +99,24 @@ def ordered(
     _check_ids(request, codec)
     chat = isinstance(request, ChatRequest)
     prompts = [_chat(request, codec)] if isinstance(request, ChatRequest) else _prompts(request, codec)
-    orders: list[ChoiceSpec] = []
+    specs: list[ChoiceSpec] = []
     for ids, text in prompts:
         if not ids:
             raise RequestError("the prompt has no tokens", param="messages" if chat else "prompt", code="invalid_value")
         context = min(context_tokens, most_held_tokens or context_tokens)
-        # A prompt that no machine can hold is told by the dispatcher, with the machines' figures.
+        # The dispatcher refuses a prompt that no machine can hold, with the machines' figures.
         bound = output_bound(request, len(ids), context_tokens)
         if request.most_tokens is None and len(ids) < context:
             bound = context - len(ids)
         stops = frozenset() if request.ignore_eos else codec.stop_token_ids
         for _ in range(request.n or 1):
-            orders.append(
+            specs.append(
                 ChoiceSpec(
-                    request=request, number=number, index=len(orders), prompt_ids=ids, prompt_text=text,
+                    request=request, number=number, index=len(specs), prompt_ids=ids, prompt_text=text,
                     most_tokens=bound, seed=seed, stop_token_ids=stops,
                 )
             )  # fmt: skip
-    return orders
+    return specs
 
 
 def _prompts(request: ClientRequest, codec: Codec) -> list[tuple[Sequence[int], str]]:
@@ -143,21 +144,21 @@ def _chat(request: ChatRequest, codec: Codec) -> tuple[Sequence[int], str]:
     if request.add_special_tokens:
         given["add_special_tokens"] = True
     try:
-        return codec.chat([_told(place, message) for place, message in enumerate(request.messages)], given), ""
+        return codec.chat([_shown(place, message) for place, message in enumerate(request.messages)], given), ""
     except SpecError as error:
         raise RequestError(f"messages: {error}", param="messages", code="invalid_value") from None
 
 
-def _told(place: int, message: ChatMessage) -> Mapping[str, Any]:
+def _shown(place: int, message: ChatMessage) -> Mapping[str, Any]:
     """Return a message as templates read it: parts of text are joined."""
-    told: dict[str, Any] = {**extras(message), "role": message.role, "content": message.content}
+    shown: dict[str, Any] = {**extras(message), "role": message.role, "content": message.content}
     if isinstance(message.content, list):
         for part in message.content:
             if part["type"] not in ("text", "input_text") or not isinstance(part.get("text"), str):
                 param = f"messages.{place}.content"
                 raise RequestError(f"{param}: parts other than text are not offered", param=param, code="invalid_value")
-        told["content"] = "".join(part["text"] for part in message.content)
-    return told
+        shown["content"] = "".join(part["text"] for part in message.content)
+    return shown
 
 
 def _check_ids(request: ClientRequest, codec: Codec) -> None:
@@ -183,17 +184,17 @@ class Output:
         finish_reason: Why it ended, None while it grows.
     """
 
-    def __init__(self, order: ChoiceSpec, codec: Codec) -> None:
+    def __init__(self, spec: ChoiceSpec, codec: Codec) -> None:
         self.ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self._order, self._codec = order, codec
-        self._scanner = order.scanner()
+        self._spec, self._codec = spec, codec
+        self._scanner = spec.scanner()
         self._texts: list[str] = []
         self._characters = 0
-        self._logprobs: list[TokenLogprob] | None = None if order.request.scored_tokens is None else []
+        self._logprobs: list[TokenLogprob] | None = None if spec.request.scored_tokens is None else []
         self._has_begun = False
-        self._told = 0
-        self._told_ids = 0
+        self._sent = 0
+        self._sent_ids = 0
 
     @property
     def is_stopped(self) -> bool:
@@ -203,11 +204,11 @@ class Output:
     @property
     def is_last(self) -> bool:
         """Whether nothing comes after the last token, by what the client and the model say of ids and counts."""
-        return len(self.ids) >= self._order.most_tokens or self._is_end
+        return len(self.ids) >= self._spec.most_tokens or self._is_end
 
     @property
     def _is_end(self) -> bool:
-        return self.ids[-1] in self._order.stop_token_ids and len(self.ids) > (self._order.request.min_tokens or 0)
+        return self.ids[-1] in self._spec.stop_token_ids and len(self.ids) > (self._spec.request.min_tokens or 0)
 
     def begin(self, prompt: Sequence[Scored]) -> None:
         """Let the output begin with the prompt, where the client wants an echo; a second time changes nothing.
@@ -215,53 +216,53 @@ class Output:
         Args:
             prompt: The prompt's log-probabilities, empty where they are not wanted.
         """
-        if self._has_begun or not self._order.request.has_echo:
+        if self._has_begun or not self._spec.request.has_echo:
             return
         self._has_begun = True
-        self._texts.append(self._order.prompt_text)
+        self._texts.append(self._spec.prompt_text)
         if self._logprobs is not None:
-            ids = self._order.prompt_ids
+            ids = self._spec.prompt_ids
             self._logprobs += [
                 named(self._codec, place._replace(token=token)) for token, place in zip(ids, prompt, strict=True)
             ]
 
     def push(self, token: int, scored: Scored | None) -> None:
         """Add a token, unless the client wants none at all."""
-        if self._order.most_tokens == 0:
+        if self._spec.most_tokens == 0:
             return
         self.ids.append(token)
         raw = self._codec.token_bytes(token)
-        if not raw and self._order.request.shows_special_tokens and not self._is_end:
+        if not raw and self._spec.request.shows_special_tokens and not self._is_end:
             raw = self._codec.token_name(token).encode()
         self._texts.append(self._scanner.push(raw, token))
         if self._logprobs is not None and scored is not None:
             self._logprobs.append(named(self._codec, scored))
 
-    def finish(self, word: str | None) -> None:
+    def finish(self, reported: str | None) -> None:
         """End the output.
 
         Args:
-            word: The machine's own word for it, where it has said one about the whole output.
+            reported: The machine's reason, where it has given one for the whole output.
         """
         self._texts.append(self._scanner.flush())
-        is_stop = self.is_stopped or word == "stop" or (bool(self.ids) and self._is_end)
+        is_stop = self.is_stopped or reported == "stop" or (bool(self.ids) and self._is_end)
         self.finish_reason = "stop" if is_stop else "length"
 
     def piece(self) -> AnswerPiece | None:
         """Return what the client has not seen yet, None where there is nothing to see."""
-        text = "".join(self._texts[self._told :])
-        self._told = len(self._texts)
+        text = "".join(self._texts[self._sent :])
+        self._sent = len(self._texts)
         logprobs = self._logprobs
         if logprobs is not None:
-            # Told once: a stream keeps none of them.
+            # Sent once: a stream keeps none of them.
             self._logprobs = []
-        ids = self.ids[self._told_ids :] if self._order.request.wants_token_ids else None
-        self._told_ids = len(self.ids)
+        ids = self.ids[self._sent_ids :] if self._spec.request.wants_token_ids else None
+        self._sent_ids = len(self.ids)
         if not text and not logprobs and not ids and self.finish_reason is None:
             return None
         offset = self._characters
         self._characters += sum(len(one.token) for one in logprobs) if logprobs is not None else len(text)
-        return AnswerPiece(self._order.index, text, logprobs, offset, self.finish_reason, self._scanner.found, ids)
+        return AnswerPiece(self._spec.index, text, logprobs, offset, self.finish_reason, self._scanner.found, ids)
 
     def finished(self) -> FinishedChoice:
         """Return all of it.
@@ -271,14 +272,14 @@ class Output:
         """
         if self.finish_reason is None:
             raise ValueError("an output that still grows is not finished")
-        ids = self._order.request.wants_token_ids
+        ids = self._spec.request.wants_token_ids
         return FinishedChoice(
-            self._order.index,
+            self._spec.index,
             "".join(self._texts),
             self.finish_reason,
             self._logprobs,
             0,
             self._scanner.found,
             self.ids if ids else None,
-            self._order.prompt_ids if ids else None,
+            self._spec.prompt_ids if ids else None,
         )

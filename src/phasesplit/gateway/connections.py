@@ -1,4 +1,4 @@
-"""The connections to machines: who has announced itself, whether it still speaks, and what it is told.
+"""The connections to machines: who has announced itself, whether it still answers, and which pool it is given.
 
 A machine announces itself; from then on the gateway listens to its reports. One whose reports end, or that says nothing
 for a few heartbeats, counts as lost until it speaks again: the gateway keeps calling it, and lets it join anew. The
@@ -14,9 +14,8 @@ from typing import Any, Protocol, cast
 
 from phasesplit.errors import RequestError, WorkerError
 from phasesplit.gateway.clock import Clock, Timer
-from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.dispatcher import Dispatcher, Lost
 from phasesplit.gateway.registry import RegisteredMachine
-from phasesplit.gateway.verdicts import Lost
 from phasesplit.gateway.worker_client import LegError, WorkerClient
 from phasesplit.kv_transfer.layout import advice, shown
 from phasesplit.protocol.bodies import typed_field
@@ -67,8 +66,8 @@ class Connection:
 
     Attributes:
         url: Where the machine listens.
-        client: Who speaks to it.
-        pool_sent: The epoch and pool that the machine was told last; None where it is to be told.
+        client: Sends it requests.
+        pool_sent: The epoch and pool that the machine has last; None where they are still to be sent.
         listening: The task that follows its reports.
     """
 
@@ -91,7 +90,7 @@ class WorkerConnections:
         """Make one without machines.
 
         Args:
-            dispatcher: Whom it tells of machines, and who says in which pool they are.
+            dispatcher: Keeps the machines, and says in which pool they are.
             clock: The gateway's.
             connect: Makes the client of a URL.
             heartbeats: How often things are looked at.
@@ -137,14 +136,14 @@ class WorkerConnections:
 
     @property
     def resumes(self) -> bool:
-        """Whether every machine tells an output that goes on from its prompt, so that draws and penalties go on too."""
+        """Whether all machines report an output that goes on from its prompt, so that draws and penalties go on too."""
         return all(machine.facts.get("resumes") is True for machine in self._registry if not machine.off)
 
     @property
     def context_tokens(self) -> int:
         """Prompt and output tokens that the machines with the shortest context take; 0 where none says."""
-        told = (machine.facts.get("context_tokens") for machine in self._registry if not machine.off)
-        return min((tokens for tokens in told if tokens), default=0)
+        reported = (machine.facts.get("context_tokens") for machine in self._registry if not machine.off)
+        return min((tokens for tokens in reported if tokens), default=0)
 
     async def abort(self, name: str, key: str, why: str) -> None:
         """Let a machine drop what it keeps for an attempt."""
@@ -226,7 +225,7 @@ class WorkerConnections:
         for other in self._registry:
             ours, theirs = facts.get("address") or {}, other.facts.get("address") or {}
             hosts = {ours.get("boot_id") or "", theirs.get("boot_id") or ""}
-            # Whole requests move no KV, and a machine that does not tell its host may be on this one.
+            # Whole requests move no KV, and a machine that does not say its host may be on this one.
             if other.name == name or other.off or "unsplit" in (facts["home"], other.facts["home"]):
                 continue
             if len(hosts) < 2 or "" in hosts:
@@ -252,7 +251,7 @@ class WorkerConnections:
             except (LegError, RequestError):
                 pass
             self._lose(machine, connection)
-            if self._clock.now_s() - machine.heard_s > self._beats.forget_s:
+            if self._clock.now_s() - machine.reported_s > self._beats.forget_s:
                 machine.connection = None
                 self._registry.forget(machine)
                 return
@@ -262,7 +261,7 @@ class WorkerConnections:
         facts = report.get("facts")
         if facts is None:
             if not machine.off and self._listener is not None:
-                machine.heard_s = self._clock.now_s()
+                machine.reported_s = self._clock.now_s()
                 self._listener.on_event(machine.name, report)
             return
         if _checked(facts) != machine.name:
@@ -271,11 +270,11 @@ class WorkerConnections:
             self._require_equal_layouts(machine.name, facts)
             self._require_ways(machine.name, facts)
             self._begin_life(machine.name, facts, connection)
-        machine.facts, machine.heard_s = facts, self._clock.now_s()
+        machine.facts, machine.reported_s = facts, self._clock.now_s()
         keys = set(facts.get("keys") or facts.get("held") or ()) | (
             self._listener.keys_on(machine.name) if self._listener else set()
         )
-        for key in self._dispatcher.heartbeat(machine.name, facts["epoch"], keys, machine.heard_s):
+        for key in self._dispatcher.heartbeat(machine.name, facts["epoch"], keys, machine.reported_s):
             self._spawn(self.abort(machine.name, key, "nobody owns it"))
 
     def _lose(self, machine: RegisteredMachine, connection: Connection) -> None:
@@ -314,7 +313,7 @@ class WorkerConnections:
     def _give_up_silent(self, now_s: float) -> None:
         for machine in self._registry.connected():
             connection = machine.connection
-            if connection is not None and not machine.off and now_s - machine.heard_s > self._beats.silence_s:
+            if connection is not None and not machine.off and now_s - machine.reported_s > self._beats.silence_s:
                 self._lose(machine, connection)
                 if connection.listening is not None:
                     connection.listening.cancel()
@@ -325,7 +324,7 @@ class WorkerConnections:
         try:
             await connection.client.role(*pool)
         except LegError:
-            connection.pool_sent = None  # told again at the next tick
+            connection.pool_sent = None  # sent again at the next tick
 
     async def _pause(self, seconds: float) -> None:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,6 +1,7 @@
 """The dispatcher: which pair of machines each request gets, and what is booked for it when.
 
-Three books change together, at one instant: the scheduling ledger, through calls that are recorded (`decisions`); the
+Its answers are `Pair`, `TooLong` and `NoCapacity`; a `Lost` names a request that a machine will not go on with. Three
+books change together, at one instant: the scheduling ledger, through calls that are recorded (`decisions`); the
 leases of KV blocks (`leases`); and the machines (`registry`). A `Reservation` is what one attempt of a request has in
 them. Nothing here opens a socket or reads a clock.
 
@@ -10,19 +11,63 @@ nothing. All instants are seconds on the gateway's clock.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from phasesplit.domain.machine import blocks_for
 from phasesplit.errors import GatewayError, RequestError
 from phasesplit.gateway.decisions import Decisions, Placed, Sink
-from phasesplit.gateway.estimates import SOON_S, Backlog, OutputLength
+from phasesplit.gateway.estimates import SOON_S, Backlog, NoCapacity, OutputLength
 from phasesplit.gateway.leases import LeaseEnd, Leases, Purpose
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.registry import BreakerRule, MachineView, Move, RegisteredMachine, WorkerRegistry, checked_home
-from phasesplit.gateway.verdicts import Lost, NoCapacity, Pair, TooLong
 from phasesplit.scheduler.rules import Rules
 
 _MOST_TOKENS = (1 << 30) - 1
+
+
+class Pair(NamedTuple):
+    """The machines of a request's two phases; both hold blocks for it from now on.
+
+    Attributes:
+        key: The request's name for this attempt.
+        prefill: Name of the machine of the prefill phase.
+        prefill_epoch: That machine's epoch.
+        decode: Name of the machine of the decode phase.
+        decode_epoch: That machine's epoch.
+    """
+
+    key: str
+    prefill: str
+    prefill_epoch: int
+    decode: str
+    decode_epoch: int
+
+    @property
+    def same(self) -> bool:
+        """Whether one machine does both phases."""
+        return self.prefill == self.decode
+
+
+class TooLong(NamedTuple):
+    """No machine could ever hold the request.
+
+    Attributes:
+        reason: Why, with figures.
+    """
+
+    reason: str
+
+
+class Lost(NamedTuple):
+    """A request that a machine held and will not go on with; all that was booked for it has been given back.
+
+    Attributes:
+        key: Its name.
+        side: "prefill" or "decode": what the machine was to it; "decode" where it was both.
+    """
+
+    key: str
+    side: str
 
 
 class Reservation:
@@ -35,12 +80,22 @@ class Reservation:
         decode: The machine of its decode phase.
         computing: Prompt tokens that wait or run; 0 from the first token on.
         started: Its prefill phase has begun to run.
-        landed: All its KV is on the decode machine.
+        kv_arrived: All its KV is on the decode machine.
         prefill_lease: Number of its lease on the prefill machine; 0 where that is the decode machine, or once it ended.
         decode_lease: Number of its lease on the decode machine; 0 once it ended.
     """
 
-    __slots__ = ("computing", "decode", "decode_lease", "key", "landed", "prefill", "prefill_lease", "slot", "started")
+    __slots__ = (
+        "computing",
+        "decode",
+        "decode_lease",
+        "key",
+        "kv_arrived",
+        "prefill",
+        "prefill_lease",
+        "slot",
+        "started",
+    )
 
     def __init__(
         self, key: str, slot: int, prefill: RegisteredMachine, decode: RegisteredMachine, prompt_tokens: int
@@ -51,7 +106,7 @@ class Reservation:
         self.decode = decode
         self.computing = prompt_tokens
         self.started = False
-        self.landed = False
+        self.kv_arrived = False
         self.prefill_lease = 0
         self.decode_lease = 0
 
@@ -89,7 +144,7 @@ class Dispatcher:
             limits: `lease_s` is how long a lease lives without a heartbeat.
             backlog: How much prompt work may wait before requests are turned away.
             breaker: When a failing machine is left alone.
-            on_move: Told of every change of a machine's pool, that of its joining included.
+            on_move: Gets every change of a machine's pool, that of its joining included.
             sink: Where the decision log goes, see `decisions`.
             most_machines: Machines that may be there at once.
 
@@ -185,12 +240,12 @@ class Dispatcher:
 
         Returns:
             Requests that it has named twice in a row and that nobody owns there: it is to drop them. Once may mean that
-            its word and the end of the request have crossed.
+            its report and the end of the request have crossed.
         """
         machine = self.registry.get(name)
         if machine is None or machine.off or epoch != machine.epoch:
             return frozenset()
-        machine.heard_s = machine.heartbeat_s = now_s
+        machine.reported_s = machine.heartbeat_s = now_s
         orphans = self.leases.extend(name, keys, deadline_s=now_s + self._lease_s)
         again = orphans & machine.orphan_keys
         machine.orphan_keys = orphans
@@ -277,7 +332,7 @@ class Dispatcher:
         self._decisions.end_prefill_phase(live.slot, now_s)
         self.registry.report_moves()
         self.registry.succeeded(live.prefill, now_s)
-        if live.landed:
+        if live.kv_arrived:
             self._leave_prefill_machine(live, now_s)
         return True
 
@@ -287,9 +342,9 @@ class Dispatcher:
         Before the first token it is only noted.
         """
         live = self._reservations.get(key)
-        if live is None or live.landed:
+        if live is None or live.kv_arrived:
             return False
-        live.landed = True
+        live.kv_arrived = True
         if not live.computing:
             self._leave_prefill_machine(live, now_s)
         return True

@@ -1,9 +1,9 @@
-"""What the gateway expects of the future: how long outputs get, and how fast prompts are computed."""
+"""What the gateway expects of the future: how long outputs get, how fast prompts are computed, how much may wait."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from phasesplit.errors import SpecError
-from phasesplit.gateway.verdicts import NoCapacity
 
 SOON_S = 1.0
 """The earliest that a client is asked to come back."""
@@ -38,10 +38,10 @@ class PrefillRate:
     The last minute or so of such time counts. Prompts that were given up count with their time, not with their tokens:
     the rate is rather too low.
 
-    A rate is told from `TRUSTED_TOKENS` on: a machine's first prompts may be slow, and requests that are turned away
-    because of them would never show that it is fast. Until then machines are taken to be like the others, and where
-    none is known, only the pending tokens are bounded (`Backlog.most_pending_tokens`). All tokens ever computed count
-    for that: a machine so slow that a minute of it is fewer gets its rate too, only later.
+    There is a rate once `TRUSTED_TOKENS` have been computed: a machine's first prompts may be slow, and requests that
+    are turned away because of them would never show that it is fast. Until then machines are taken to be like the
+    others, and where none is known, only the pending tokens are bounded (`Backlog.most_pending_tokens`). All tokens
+    ever computed count for that: a machine so slow that a minute of it is fewer gets its rate too, only later.
     """
 
     TRUSTED_TOKENS = 1_000
@@ -76,6 +76,18 @@ class PrefillRate:
         if self._ever_tokens < self.TRUSTED_TOKENS or not (self._tokens and self._busy_s):
             return None
         return self._tokens / self._busy_s
+
+
+class NoCapacity(NamedTuple):
+    """Nothing can take the request now.
+
+    Attributes:
+        reason: Why, with figures.
+        retry_after_s: Seconds after which it may be tried again, > 0.
+    """
+
+    reason: str
+    retry_after_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ class Gateway:
 
     def _cancel_all(self) -> None:
         for choice in self.in_flight.live:
-            choice.tell(Event.CANCELLED)
+            choice.apply(Event.CANCELLED)
 
     @property
     def context_tokens(self) -> int:

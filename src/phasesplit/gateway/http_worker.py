@@ -4,7 +4,8 @@ Each machine has connections of its own, as many as it needs: one that answers n
 How long its answers may take is not decided here: a request's deadlines, the longest pause between tokens and the
 machine's heartbeats end what takes too long, whichever comes first. A timer per read would cost as much as the read.
 
-What a machine's answers and errors mean for a request; `protocol.worker_answers` reads them.
+`read_chunk` and `read_error` say what a machine's answers and errors mean for a request; `protocol.worker_answers`
+knows their shape.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -93,19 +94,19 @@ class HttpWorker:
         url: Where it listens, without a slash at the end.
     """
 
-    def __init__(self, url: str, *, key: str | None = None, patience: AnswerTimeouts | None = None) -> None:
+    def __init__(self, url: str, *, key: str | None = None, timeouts: AnswerTimeouts | None = None) -> None:
         """Make a client; nothing is connected before the first call, which needs a running event loop.
 
         Args:
             url: Where the machine listens, such as "http://127.0.0.1:8101".
             key: Its key, None where it wants none.
-            patience: Time-outs.
+            timeouts: Time-outs.
         """
         self.url = url.rstrip("/")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        patience = patience or AnswerTimeouts()
-        self._answer = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect_s)
-        self._order = aiohttp.ClientTimeout(total=patience.order_s, sock_connect=patience.connect_s)
+        timeouts = timeouts or AnswerTimeouts()
+        self._answer = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s)
+        self._order = aiohttp.ClientTimeout(total=timeouts.order_s, sock_connect=timeouts.connect_s)
         self._opened: aiohttp.ClientSession | None = None
 
     async def prefill_leg(self, body: Mapping[str, Any]) -> Chunk:

@@ -10,19 +10,18 @@ from typing import Any
 from phasesplit.gateway.clock import Clock
 from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.connections import WorkerConnections
-from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.dispatcher import Dispatcher, Lost
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.live_request import LiveRequest
 from phasesplit.gateway.meters import Meters
 from phasesplit.gateway.request_states import Event
 from phasesplit.gateway.story import Stories, Story
-from phasesplit.gateway.verdicts import Lost
 
 _LOG = logging.getLogger(__name__)
 
 _SLOWEST_TOKENS_PER_S = 100.0
 """Prompt tokens per second that are believed of machines that have computed none yet."""
-_PATIENCE = 3.0
+_SLOWER = 3.0
 """By how much an iteration may take longer than the rate so far says."""
 
 Record = dict[str, Any]
@@ -88,7 +87,7 @@ class InFlightRequests:
         return tuple(self._queue)
 
     @property
-    def patience_s(self) -> float:
+    def stall_timeout_s(self) -> float:
         """How long a prompt's machine may give no token to anybody before another one is tried.
 
         Prompts that are pending may all be in one iteration, which gives nothing until its end.
@@ -96,7 +95,7 @@ class InFlightRequests:
         wait_s = self.dispatcher.wait_s()
         if wait_s is None:
             wait_s = self.dispatcher.pending_prompt_tokens / _SLOWEST_TOKENS_PER_S
-        return self.limits.attempt_s + _PATIENCE * wait_s
+        return self.limits.attempt_s + _SLOWER * wait_s
 
     def story(self, name: str) -> list[Story]:
         """Return what has happened to the choices of a request, or to one of them; nothing where it is not known.
@@ -134,10 +133,10 @@ class InFlightRequests:
                 return  # those behind it would only be placed before it
 
     def check_stalls(self) -> None:
-        """Give up the attempts whose machines live, but have told nothing for too long."""
-        patience_s = self.patience_s
+        """Give up the attempts whose machines live, but have sent nothing for too long."""
+        stall_timeout_s = self.stall_timeout_s
         for request in self.live:
-            request.check_stall(patience_s)
+            request.check_stall(stall_timeout_s)
 
     def attempt_began(self, request: LiveRequest) -> None:
         """Take note of the key of a request's new attempt, so that reports of machines find it."""
@@ -187,7 +186,7 @@ class InFlightRequests:
     # Reports of machines
 
     def lost(self, lost: Iterable[Lost]) -> None:
-        """Tell the requests whose machines are gone."""
+        """Take note of the requests whose machines are gone."""
         for key, side in lost:
             request, attempt = self._by_key.get(key, (None, 0))
             if request is not None:
@@ -200,13 +199,13 @@ class InFlightRequests:
 
     def on_event(self, machine: str, report: Mapping[str, Any]) -> None:
         """Take a machine's report about one attempt."""
-        for name, tell in (("prefill_started", LiveRequest.prefill_started), ("kv_ready", LiveRequest.kv_ready)):
+        for name, take in (("prefill_started", LiveRequest.prefill_started), ("kv_ready", LiveRequest.kv_ready)):
             if name in report:
                 request, attempt = self._by_key.get(str(report[name]), (None, 0))
                 if request is None:
                     self.meters.absorbed(Event(name))
                 else:
-                    tell(request, attempt)
+                    take(request, attempt)
         if "gone" in report and report.get("why") not in ("completed", "aborted"):
             request, attempt = self._by_key.get(str(report["gone"]), (None, 0))
             if request is not None:
@@ -219,14 +218,14 @@ def _arrival(request: LiveRequest) -> int:
 
 def record(request: LiveRequest) -> Record:
     """Return what a finished request leaves for those who compare it with a prediction."""
-    order, pair = request.order, request.pair
+    spec, pair = request.spec, request.pair
     return {
-        "request": order.number,
-        "choice": order.index,
-        "model": order.request.model,
+        "request": spec.number,
+        "choice": spec.index,
+        "model": spec.request.model,
         "outcome": request.outcome,
         "finish_reason": request.output.finish_reason,
-        "prompt_tokens": len(order.prompt_ids),
+        "prompt_tokens": len(spec.prompt_ids),
         "output_tokens": len(request.output.ids),
         "attempts": request.progress.attempts,
         "continued": request.continued,

@@ -140,7 +140,7 @@ def _wrapped(seed: int) -> int:
 
 
 def _of_prompt(request: ClientRequest, emitted: Sequence[int]) -> dict[str, Any]:
-    """Return the fields that ask something about the prompt itself, which is told once."""
+    """Return the fields that ask something about the prompt itself, which is answered once."""
     return {"prompt_logprobs": request.scored_tokens} if request.scores_prompt and not emitted else {}
 
 

@@ -1,7 +1,4 @@
-"""What one gateway lets clients ask of it.
-
-API keys, compared in constant time.
-"""
+"""What one gateway lets clients ask of it: bounds on requests, and API keys."""
 
 import hashlib
 import hmac
@@ -53,8 +50,8 @@ class Limits:
         choices: Choices of one request: prompts x n.
         messages: Messages of a chat.
         attempts: Pairs tried for one request.
-        attempt_s: Seconds that a prompt's machine may give no token to anybody, beside three times what the prompts
-            that are pending should take, before those that wait for it try another.
+        attempt_s: Seconds that a prompt's machine may give no token to anybody, in addition to three times what the
+            prompts that are pending should take, before those that wait for it try another.
         first_token_s: Seconds from arrival within which the first content must be there.
         request_s: Seconds from arrival within which the last token must be there.
         idle_s: Seconds between two tokens after which a decode machine counts as stalled.

@@ -1,15 +1,15 @@
 """The record of a request: what happens to it goes through the table of states, and what the table says is done.
 
 A *request* here is one choice of what a client asks for. It works in *attempts*, each with a pair of machines and a key
-that both know it by. The legs of an attempt run as tasks that only tell the request what the machines say; a report of
+that both know it by. The legs of an attempt run as tasks that only pass on what the machines report; a report of
 an earlier attempt changes nothing. The life of a request, in order:
 
 1. It arrives (`in_flight.InFlightRequests.begin`), and asks the dispatcher for a pair (`LiveRequest.start`).
 2. With a pair it has an attempt, whose legs go to the machines (`Attempt.send_legs`).
 3. Reports and tokens come in (`LiveRequest.prefill_started`, `token`, `kv_ready`); each becomes an event of the table.
-4. `LiveRequest.tell` takes the event to the table, and carries out the actions that the table gives.
-5. Where an attempt fails, another follows behind its output or from nothing (`_again`), or the client gets an error.
-6. It ends once (`_end`): what it has reserved is given back, and its owner is told.
+4. `LiveRequest.apply` takes the event to the table, and carries out the actions that the table gives.
+5. Where an attempt fails, another follows behind its output or from nothing (`_retry`), or the client gets an error.
+6. It ends once (`_end`): what it has reserved is given back, and its owner gets the end.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from phasesplit.gateway.choice_spec import ChoiceSpec, Output
 from phasesplit.gateway.clock import Clock, Timer
 from phasesplit.gateway.codec import Codec
 from phasesplit.gateway.connections import WorkerConnections
-from phasesplit.gateway.dispatcher import Dispatcher
+from phasesplit.gateway.dispatcher import Dispatcher, Pair, TooLong
 from phasesplit.gateway.legs import split_legs, whole_leg
 from phasesplit.gateway.limits import Limits
 from phasesplit.gateway.meters import Meters, RequestStages
@@ -38,7 +38,6 @@ from phasesplit.gateway.request_states import (
     step,
 )
 from phasesplit.gateway.story import Story
-from phasesplit.gateway.verdicts import Pair, TooLong
 from phasesplit.gateway.worker_client import LegError, WorkerClient
 from phasesplit.protocol.answers import AnswerPiece
 from phasesplit.protocol.worker import Chunk, PrefillTimes, Scored
@@ -51,10 +50,10 @@ _END_ANSWER_S = 1.0
 """How long a machine may take to end an answer whose last token is here; its connection is then used again."""
 _RETRY_AFTER_S = 1.0
 ANSWERS = frozenset({Action.END_WITH_ERROR, Action.ANSWER_4XX, Action.ANSWER_502, Action.ANSWER_503})
-"""Actions that tell the client of an error."""
+"""Actions that answer the client with an error."""
 
 OnPiece = Callable[["LiveRequest", int, AnswerPiece | None], None]
-"""Told of each piece of a stream with its attempt, and of the end of a request with None."""
+"""Gets each piece of a stream with its attempt, and the end of a request with None."""
 
 
 class RequestContext(Protocol):
@@ -88,11 +87,11 @@ class LiveRequest:
     """The one record of a request: one choice of what a client asks for, from the queue to its end.
 
     Attributes:
-        order: What is asked for.
+        spec: What is asked for.
         progress: Where it is.
         output: What the present attempt has made, behind what is kept of those before it.
         continued: How often another pair has gone on where one was lost.
-        error: What its client is told; None unless it failed with a client to tell.
+        error: What its client gets; None unless it failed with a client to answer.
         stages: When it reached what.
         attempts: Its attempts, the present or last one at the end.
         ended_by: The event that ended it, None before.
@@ -100,33 +99,33 @@ class LiveRequest:
         arrival: Its number in the order of arrivals, from 1; 0 before it has begun.
     """
 
-    def __init__(self, context: RequestContext, order: ChoiceSpec, on_piece: OnPiece, *, streams: bool) -> None:
+    def __init__(self, context: RequestContext, spec: ChoiceSpec, on_piece: OnPiece, *, streams: bool) -> None:
         """Make one that has not started.
 
         Args:
             context: What all requests share.
-            order: What is asked for.
+            spec: What is asked for.
             on_piece: Its owner.
             streams: Whether the owner wants pieces.
         """
-        self.order = order
+        self.spec = spec
         self.progress = RequestProgress()
-        self.output = Output(order, context.codec)
+        self.output = Output(spec, context.codec)
         self.error: Exception | None = None
         self.stages = RequestStages(context.clock.unix_s())
         self.attempts: list[Attempt] = []
         self.ended_by: Event | None = None
         self.arrival = 0
-        self.name = f"{order.number}-{order.index}"
+        self.name = f"{spec.number}-{spec.index}"
         self._context, self._on_piece, self._streams = context, on_piece, streams
         self._arrival_s = context.clock.now_s()
         self.story = Story(self.name)
-        self.story.add(0.0, "arrived", RequestState.QUEUED, 0, why=f"{len(order.prompt_ids)} prompt tokens")
+        self.story.add(0.0, "arrived", RequestState.QUEUED, 0, why=f"{len(spec.prompt_ids)} prompt tokens")
         self.continued = 0
         self._emitted = 0  # output tokens of earlier attempts that are kept
         self._assigned_s = 0.0
         self._avoid: set[str] = set()
-        self._word: str | None = None
+        self._finish_reason: str | None = None
         self._timer: Timer = context.clock.call_at(self._arrival_s + context.limits.first_token_s, self._check_deadline)
 
     @property
@@ -163,31 +162,31 @@ class LiveRequest:
         """Ask for a pair of machines; does nothing unless it is in the queue."""
         if self.progress.state is not RequestState.QUEUED:
             return
-        order = self.order
+        spec = self.spec
         verdict = self._context.dispatcher.open(
             f"{self.name}.{self.progress.attempts + 1}",
-            len(order.prompt_ids) + self._emitted,
-            max(1, order.most_tokens - self._emitted),
+            len(spec.prompt_ids) + self._emitted,
+            max(1, spec.most_tokens - self._emitted),
             self._context.clock.now_s(),
             avoid=self._avoid,
             is_retry=self.progress.attempts > 0,
         )
         if isinstance(verdict, Pair):
             self.attempts.append(Attempt(self, verdict, self.progress.attempts + 1))
-            self.tell(Event.ASSIGNED)
+            self.apply(Event.ASSIGNED)
         elif isinstance(verdict, TooLong):
-            param = "prompt" if hasattr(order.request, "prompt") else "messages"
+            param = "prompt" if hasattr(spec.request, "prompt") else "messages"
             too_long = RequestError(verdict.reason, param=param, code="context_length_exceeded")
-            self.tell(Event.INPUT_REFUSED, error=too_long)
-        # Once machines have failed it, it waits for others; new ones are told to come back.
+            self.apply(Event.INPUT_REFUSED, error=too_long)
+        # Once machines have failed it, it waits for others; new ones get a 503 and come back later.
         elif self.progress.attempts and self._context.enqueue(self):
             if self.story.entries()[-1].event != "waits":
                 self.story.add(self.age_s, "waits", RequestState.QUEUED, self.progress.attempts, why=verdict.reason)
         else:
             no_capacity = NoCapacityError(verdict.reason, retry_after_s=verdict.retry_after_s)
-            self.tell(Event.NO_CAPACITY, error=no_capacity)
+            self.apply(Event.NO_CAPACITY, error=no_capacity)
 
-    def tell(self, event: Event, attempt: int | None = None, *, error: Exception | None = None) -> bool:
+    def apply(self, event: Event, attempt: int | None = None, *, error: Exception | None = None) -> bool:
         """Let something happen to the request; return whether it changed anything.
 
         Args:
@@ -215,7 +214,7 @@ class LiveRequest:
             self._end(event)
         return True
 
-    def claim(self, attempt: int) -> bool:
+    def begin_sending(self, attempt: int) -> bool:
         """Return whether content of an attempt may go to the client, which counts as having content from now on."""
         if attempt != self.progress.attempts or self.progress.state in (
             RequestState.FAILED,
@@ -224,10 +223,10 @@ class LiveRequest:
         ):
             return self.progress.sent
         if not self.progress.sent and not self.progress.ended:
-            self.tell(Event.CONTENT_SENT)
+            self.apply(Event.CONTENT_SENT)
         return True
 
-    def fault(self, error: LegError, attempt: int, *, is_doubtful: bool = False) -> None:
+    def attempt_failed(self, error: LegError, attempt: int, *, is_doubtful: bool = False) -> None:
         """Take note that a machine did not do its part.
 
         Args:
@@ -236,10 +235,10 @@ class LiveRequest:
             is_doubtful: Whether the output so far may be wrong too; it is dropped unless the client has it already.
         """
         if not self.is_at(attempt) or self.pair is None:
-            self.tell(error.event, attempt)
+            self.apply(error.event, attempt)
             return
         if error.event is Event.PREFILL_LOST and self.progress.state in (RequestState.WAITING, RequestState.DECODING):
-            self.tell(error.event, attempt)  # the decode machine has all it needs
+            self.apply(error.event, attempt)  # the decode machine has all it needs
             return
         pair, now_s = self.pair, self._context.clock.now_s()
         blamed = {Event.PREFILL_LOST: {pair.prefill}, Event.DECODE_LOST: {pair.decode}}.get(error.event, set())
@@ -247,44 +246,44 @@ class LiveRequest:
             self._context.dispatcher.failed(name, now_s)
         self._avoid |= blamed or {pair.prefill, pair.decode}
         if is_doubtful and not self.progress.sent:
-            self.output = Output(self.order, self._context.codec)
-        self.tell(error.event, attempt, error=error)
+            self.output = Output(self.spec, self._context.codec)
+        self.apply(error.event, attempt, error=error)
 
     def lost(self, side: str, attempt: int) -> None:
-        """Take note that a machine of an attempt is gone, or has let go of it."""
+        """Take note that a machine of an attempt is gone, or has dropped it."""
         event = Event.PREFILL_LOST if side == "prefill" else Event.DECODE_LOST
-        self.tell(event, attempt, error=WorkerError(f"the machine of the {side} phase was lost"))
+        self.apply(event, attempt, error=WorkerError(f"the machine of the {side} phase was lost"))
 
-    def check_stall(self, patience_s: float) -> None:
+    def check_stall(self, stall_timeout_s: float) -> None:
         """Give the attempt up if nothing has come of it for too long, though its machines say that they live.
 
         Args:
-            patience_s: See `in_flight.InFlightRequests.patience_s`.
+            stall_timeout_s: See `in_flight.InFlightRequests.stall_timeout_s`.
         """
         state, last_s = self.progress.state, self.stages.last_token_s
         if state is RequestState.QUEUED and self._emitted and last_s is not None:
             # Half an answer on a screen is looked at; one that is not streamed may wait as long as for its first token.
             limits = self._context.limits
             if self.age_s - last_s > (limits.idle_s if self.progress.sent else limits.first_token_s):
-                self.tell(Event.DEADLINE, error=WorkerError("a machine was lost, and no other could go on in time"))
+                self.apply(Event.DEADLINE, error=WorkerError("a machine was lost, and no other could go on in time"))
         if self.pair is None or state not in HOLDS_DECODE:
             return
         if last_s is None or state is RequestState.PREFILLING:
             # While its machine gives tokens to others, a prompt only waits for its turn.
-            heard_s = self._context.last_token_s.get(self.pair.prefill, self._arrival_s) - self._arrival_s
-            silent_s = self.age_s - max(heard_s, self._assigned_s)
-            most_s, event = patience_s, Event.PREFILL_LOST
+            others_s = self._context.last_token_s.get(self.pair.prefill, self._arrival_s) - self._arrival_s
+            silent_s = self.age_s - max(others_s, self._assigned_s)
+            most_s, event = stall_timeout_s, Event.PREFILL_LOST
         else:
             silent_s, most_s = self.age_s - last_s, self._context.limits.idle_s
             event = Event.TRANSFER_FAILED if state is RequestState.TRANSFERRING else Event.DECODE_LOST
         if silent_s > most_s:
-            self.fault(LegError(f"no token for {silent_s:.3g} s", event), self.progress.attempts)
+            self.attempt_failed(LegError(f"no token for {silent_s:.3g} s", event), self.progress.attempts)
 
     def abort(self, machine: str, why: str, attempt: int) -> None:
         """Take note that a machine has dropped what it had of an attempt."""
         is_alone = self.progress.state in (RequestState.WAITING, RequestState.DECODING)
         if self.is_at(attempt) and self.pair is not None and (machine == self.pair.decode or not is_alone):
-            self.fault(LegError(why, Event.TRANSFER_FAILED), attempt)
+            self.attempt_failed(LegError(why, Event.TRANSFER_FAILED), attempt)
 
     def prefill_started(self, attempt: int) -> None:
         """Take note that the prefill phase of an attempt has begun to run."""
@@ -292,12 +291,12 @@ class LiveRequest:
             self._context.dispatcher.prefill_started(self.key, self._context.clock.now_s())
             if self.stages.prefill_started_s is None and not self._emitted:
                 self.stages.prefill_started_s = self.age_s
-        self.tell(Event.PREFILL_STARTED, attempt)
+        self.apply(Event.PREFILL_STARTED, attempt)
 
     def prefill_took(self, times: PrefillTimes, attempt: int) -> None:
-        """Take a machine's word, which comes with the first token, how long the prefill phase of an attempt took.
+        """Take note of how long the prefill phase of an attempt took, as its machine reports with the first token.
 
-        It is the better one: the report that the phase began may have come late, or not at all.
+        It is more exact than the report that the phase began, which may have come late or not at all.
         """
         if self.is_at(attempt) and not self._emitted:
             self.stages.prefill_took(times.prefill_s, self.age_s)
@@ -308,33 +307,33 @@ class LiveRequest:
             self._context.dispatcher.kv_ready(self.key, self._context.clock.now_s())
             if self.stages.kv_ready_s is None and not self._emitted:
                 self.stages.kv_ready_s = self.age_s
-        self.tell(Event.KV_READY, attempt)
+        self.apply(Event.KV_READY, attempt)
 
-    def token(self, token: int, scored: Scored | None, place: int, attempt: int, word: str | None) -> None:
-        """Take a token from a machine, unless the other one has told it already.
+    def token(self, token: int, scored: Scored | None, place: int, attempt: int, finish_reason: str | None) -> None:
+        """Take a token from a machine, unless the other one has sent it already.
 
         Args:
             token: Its id.
             scored: Its log-probabilities, where they are wanted.
             place: Its place in the output, from 0.
             attempt: The attempt it belongs to.
-            word: "stop" or "length" if it is the last by the machine's own word.
+            finish_reason: "stop" or "length" if the machine reports it as the last one.
         """
         if not self.is_at(attempt):
             return
         if token >= self._context.codec.vocabulary:
             event = Event.DECODE_LOST if place > self._emitted else Event.PREFILL_LOST
             foreign = LegError(f"a machine made token {token}, which the model does not have", event)
-            self.fault(foreign, attempt, is_doubtful=True)
+            self.attempt_failed(foreign, attempt, is_doubtful=True)
             return
         made = self.output.ids
         if place < len(made):
             if made[place] != token:
                 # What comes after it would continue another text than the client's.
                 disagreement = LegError(f"the machines disagree on token {place}", Event.TRANSFER_FAILED)
-                self.fault(disagreement, attempt, is_doubtful=True)
-            elif word is not None and place == len(made) - 1:
-                self.last_word(word, attempt)
+                self.attempt_failed(disagreement, attempt, is_doubtful=True)
+            elif finish_reason is not None and place == len(made) - 1:
+                self.no_more_tokens(finish_reason, attempt)
             return
         self.output.push(token, scored)
         self._context.meters.token(self.stages.token(place, self.age_s))
@@ -347,15 +346,15 @@ class LiveRequest:
         event = Event.FIRST_TOKEN if is_first else Event.TOKEN
         if self.output.is_stopped:
             event = Event.STOPPED
-        elif word is not None or self.output.is_last:
-            event, self._word = Event.LAST_TOKEN, word
-        self.tell(event, attempt)
+        elif finish_reason is not None or self.output.is_last:
+            event, self._finish_reason = Event.LAST_TOKEN, finish_reason
+        self.apply(event, attempt)
 
-    def last_word(self, word: str, attempt: int) -> None:
-        """Take a machine's word that no further token comes."""
+    def no_more_tokens(self, finish_reason: str, attempt: int) -> None:
+        """Take note of a machine's report that no further token comes."""
         if self.is_at(attempt):
-            self._word = word
-            self.tell(Event.LAST_TOKEN, attempt)
+            self._finish_reason = finish_reason
+            self.apply(Event.LAST_TOKEN, attempt)
 
     def _carry_out(self, action: Action, before: RequestProgress, event: Event, error: Exception | None) -> None:
         key = f"{self.name}.{before.attempts}"
@@ -374,18 +373,18 @@ class LiveRequest:
         elif action is Action.RELEASE_PREFILL or action is Action.RELEASE_DECODE:
             self._release(key, before, event)
         elif action is Action.FINISH:
-            self.output.finish(self._word)
+            self.output.finish(self._finish_reason)
             if self._streams:
                 self._piece()
         elif action is Action.REASSIGN or action is Action.CONTINUE:
-            self._again(keeps=action is Action.CONTINUE)
+            self._retry(keeps=action is Action.CONTINUE)
         elif action in ANSWERS:
             self.error = client_error(action, event, error, self._context.limits)
 
     def _can_resume(self) -> bool:
-        # Pieces of a stream that have not been sent are dropped with their attempt, see `claim`.
+        # Pieces of a stream that have not been sent are dropped with their attempt, see `begin_sending`.
         has_output = bool(self.output.ids) and (self.progress.sent or not self._streams)
-        return has_output and self.order.can_resume(tells_output=self._context.workers.resumes)
+        return has_output and self.spec.can_resume(reports_output=self._context.workers.resumes)
 
     def _piece(self) -> None:
         piece = self.output.piece()
@@ -407,20 +406,20 @@ class LiveRequest:
             return
         if not leg.done() and leg is not asyncio.current_task():
             leg.cancel()
-        elif side == "prefill" and self.pair is not None and self.order.most_tokens - self._emitted > 1:
+        elif side == "prefill" and self.pair is not None and self.spec.most_tokens - self._emitted > 1:
             # Its answer is here, so there is no connection left to close; what it keeps would stay for the lease.
             self._context.abort(self.pair.prefill, key, str(event))
 
-    def _again(self, *, keeps: bool) -> None:
+    def _retry(self, *, keeps: bool) -> None:
         self._context.retried(self, continues=keeps)
         if keeps:
             self.continued += 1
             self._emitted = len(self.output.ids)
         else:
-            self.output = Output(self.order, self._context.codec)
+            self.output = Output(self.spec, self._context.codec)
             self._emitted = 0
             self.stages.forget_attempt()
-        self._word = None
+        self._finish_reason = None
         if self.progress.attempts == 1:
             asyncio.get_running_loop().call_soon(self.start)
         else:
@@ -432,7 +431,7 @@ class LiveRequest:
         if self.output.ids and self._context.clock.now_s() < end_s:
             self._timer = self._context.clock.call_at(end_s, self._check_deadline)
         else:
-            self.tell(Event.DEADLINE)
+            self.apply(Event.DEADLINE)
 
     def _end(self, event: Event) -> None:
         self.ended_by = event
@@ -464,8 +463,8 @@ class Attempt:
         self._number = number
         self.legs: dict[str, asyncio.Task[None]] = {}
         self._emitted = tuple(request.output.ids)
-        # Where the prompt's log-probabilities are wanted, nothing is told before they are here.
-        self._prefill_told = asyncio.Event()
+        # Where the prompt's log-probabilities are wanted, nothing is sent before they are here.
+        self._prompt_scored = asyncio.Event()
 
     def has_open_leg(self, machine: str) -> bool:
         """Return whether a machine has yet to end its answer."""
@@ -492,19 +491,19 @@ class Attempt:
         Args:
             address: Where the decode machine takes KV.
         """
-        order, pair, key = self._request.order, self.pair, self.pair.key
+        spec, pair, key = self._request.spec, self.pair, self.pair.key
         if pair.same:
             body = whole_leg(
-                order.request, order.index, order.prompt_ids, most_tokens=order.most_tokens, seed=order.seed,
+                spec.request, spec.index, spec.prompt_ids, most_tokens=spec.most_tokens, seed=spec.seed,
                 emitted=self._emitted,
             )  # fmt: skip
             return None, body | {"kv_transfer_params": {"key": key, "epoch": pair.decode_epoch}}
         legs = split_legs(
-            order.request,
-            order.index,
-            order.prompt_ids,
-            most_tokens=order.most_tokens,
-            seed=order.seed,
+            spec.request,
+            spec.index,
+            spec.prompt_ids,
+            most_tokens=spec.most_tokens,
+            seed=spec.seed,
             emitted=self._emitted,
             prefill_transfer={
                 "do_remote_decode": True, "key": key, "peer": pair.decode, "peer_epoch": pair.decode_epoch,
@@ -520,9 +519,9 @@ class Attempt:
         return legs.prefill, legs.decode
 
     async def gone(self) -> None:
-        """Tell that a machine of the pair has left in the meantime."""
+        """Report that a machine of the pair has left in the meantime."""
         error = WorkerError("a machine left just now")
-        self._request.tell(Event.WORKER_REFUSED, self._number, error=error)
+        self._request.apply(Event.WORKER_REFUSED, self._number, error=error)
 
     async def prefill_leg(self, worker: WorkerClient, body: Mapping[str, Any]) -> None:
         """Run the prefill leg."""
@@ -531,7 +530,7 @@ class Attempt:
             if not chunk.tokens:
                 raise LegError("the machine of the prefill phase answered without a token", Event.PREFILL_LOST)
         except LegError as error:
-            self._request.fault(error, self._number)
+            self._request.attempt_failed(error, self._number)
             return
         self._on_times(chunk)
         self._on_prompt(chunk)
@@ -553,17 +552,19 @@ class Attempt:
                             await self._end_answer(chunks)
                         return
         except LegError as error:
-            self._request.fault(error, self._number)
+            self._request.attempt_failed(error, self._number)
             return
-        self._request.fault(LegError("the decode phase's answer ended in the middle", Event.DECODE_LOST), self._number)
+        self._request.attempt_failed(
+            LegError("the decode phase's answer ended in the middle", Event.DECODE_LOST), self._number
+        )
 
     async def _begin(self, chunk: Chunk) -> None:
         self._on_times(chunk)
         if self.pair.same:
             self._request.prefill_started(self._number)
             self._on_prompt(chunk)
-        elif self._request.order.request.scores_prompt and not self._emitted:
-            await self._prefill_told.wait()
+        elif self._request.spec.request.scores_prompt and not self._emitted:
+            await self._prompt_scored.wait()
 
     def _on_times(self, chunk: Chunk) -> None:
         if chunk.times is not None:
@@ -572,7 +573,7 @@ class Attempt:
     def _on_prompt(self, chunk: Chunk) -> None:
         if self._request.is_at(self._number):
             self._request.output.begin(chunk.prompt_scored)
-            self._prefill_told.set()
+            self._prompt_scored.set()
 
     def _on_chunk(self, chunk: Chunk, place: int) -> None:
         if not self._request.is_at(self._number):
@@ -588,11 +589,11 @@ class Attempt:
         if not place and chunk.tokens and self.pair.same:
             self._request.kv_ready(self._number)
         if not chunk.tokens and chunk.finish_reason is not None:
-            self._request.last_word(chunk.finish_reason, self._number)
+            self._request.no_more_tokens(chunk.finish_reason, self._number)
 
-    def _token(self, chunk: Chunk, offset: int, place: int, word: str | None) -> None:
+    def _token(self, chunk: Chunk, offset: int, place: int, finish_reason: str | None) -> None:
         scored = chunk.scored[offset] if chunk.scored else None
-        self._request.token(chunk.tokens[offset], scored, len(self._emitted) + place, self._number, word)
+        self._request.token(chunk.tokens[offset], scored, len(self._emitted) + place, self._number, finish_reason)
 
     @staticmethod
     async def _end_answer(chunks: Any) -> None:
@@ -614,7 +615,7 @@ def run(leg: Coroutine[Any, Any, None], request: LiveRequest, attempt: int) -> a
     def look(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (bug := task.exception()) is not None:
             _LOG.error("a bug ends request %s", request.key, exc_info=bug)
-            request.tell(Event.CANCELLED, attempt, error=bug if isinstance(bug, Exception) else None)
+            request.apply(Event.CANCELLED, attempt, error=bug if isinstance(bug, Exception) else None)
 
     task = asyncio.get_running_loop().create_task(leg)
     task.add_done_callback(look)
@@ -622,12 +623,12 @@ def run(leg: Coroutine[Any, Any, None], request: LiveRequest, attempt: int) -> a
 
 
 def client_error(action: Action, event: Event, cause: Exception | None, limits: Limits) -> Exception:
-    """Return what a client is told.
+    """Return the error that a client gets.
 
     Args:
         action: One of `ANSWERS`.
         event: What happened.
-        cause: What is known of why; an error that is not a GatewayError is our bug, and told as such.
+        cause: What is known of why; an error that is not a GatewayError is our bug, and answered as such.
         limits: The gateway's.
     """
     if isinstance(cause, RequestError | NoCapacityError) or (cause is not None and not isinstance(cause, GatewayError)):

@@ -1,6 +1,7 @@
 """What the gateway counts. Plain numbers, so that counting a token costs next to nothing; `metrics` shows them.
 
-When a choice reached what: the instants behind metrics, traces and the record that each finished choice leaves.
+`RequestStages` has the instants of one choice, from which metrics, traces and the record of each finished choice are
+made. `Meters` has the counts of all.
 """
 
 from bisect import bisect_left
@@ -68,11 +69,11 @@ class RequestStages:
         return gap_s
 
     def prefill_took(self, prefill_s: float, at_s: float) -> None:
-        """Set when the prefill phase began, from how long it took by its machine's word.
+        """Set when the prefill phase began, from how long it took by its machine's report.
 
         Args:
             prefill_s: Seconds until the first token was out there.
-            at_s: When that was told, seconds after the arrival; the first token may have come on another way before.
+            at_s: When that was reported, seconds after the arrival; the first token may have come another way before.
         """
         end_s = at_s if self.first_token_s is None else self.first_token_s
         self.prefill_started_s = min(end_s, max(self.assigned_s or 0.0, end_s - prefill_s))
@@ -89,11 +90,11 @@ class RequestStages:
 def intervals(instants: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Return start and end of each stage that a choice went through, seconds after its arrival; none overlap.
 
-    Queue is until the prefill phase runs, prompt until the first token. Transfer is what of it the first token did not
+    Queue is until the prefill phase runs, prefill until the first token. Transfer is what of it the first token did not
     hide; wait is from there to the second token, decode to the last.
 
     Args:
-        instants: The instants of a `Stages`, by name.
+        instants: The instants of a `RequestStages`, by name.
     """
     names = ("prefill_started_s", "first_token_s", "kv_ready_s", "second_token_s", "last_token_s")
     ends: list[float | None] = [0.0, *(instants[name] for name in names)]
@@ -187,7 +188,7 @@ class Meters:
         if stages.first_token_s is not None:
             self.ttft.add(stages.first_token_s)
         if choice.outcome == "completed":
-            self.prompt_tokens += len(choice.order.prompt_ids)
+            self.prompt_tokens += len(choice.spec.prompt_ids)
             self.e2e.add(stages.last_token_s or 0.0)
             for stage, seconds in stages.durations().items():
                 self.stages[stage].add(seconds)

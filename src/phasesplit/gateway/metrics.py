@@ -1,8 +1,7 @@
-"""The page that Prometheus reads; docs/metrics.md says what each name means.
+"""What the gateway shows to monitoring: the page that Prometheus reads, and spans for OpenTelemetry.
 
-OpenTelemetry traces, where its packages are installed: a span for each choice that has ended, and for its stages.
-
-Spans are made from the record that a choice leaves, after its end: serving a request costs nothing for them.
+The page is made when it is asked for; docs/metrics.md says what each name means. A choice that has ended becomes a span
+with a span for each of its stages, made from the record that it leaves: serving a request costs nothing for them.
 """
 
 from collections import Counter
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 
-_TOLD = (
+_ATTRIBUTES = (
     "request", "choice", "model", "outcome", "finish_reason", "prompt_tokens", "output_tokens", "attempts",
     "continued", "prefill_machine", "decode_machine",
 )  # fmt: skip
@@ -49,8 +48,8 @@ class Spans:
         from opentelemetry.trace import set_span_in_context
 
         start_s = record["arrival_unix_s"]
-        told = {f"phasesplit.{name}": record[name] for name in _TOLD if record[name] is not None}
-        whole = self._tracer.start_span("request", start_time=_ns(start_s), attributes=told)
+        attributes = {f"phasesplit.{name}": record[name] for name in _ATTRIBUTES if record[name] is not None}
+        whole = self._tracer.start_span("request", start_time=_ns(start_s), attributes=attributes)
         inside = set_span_in_context(whole)
         for stage, (begin_s, end_s) in intervals(record).items():
             span = self._tracer.start_span(stage, context=inside, start_time=_ns(start_s + begin_s))
@@ -173,10 +172,10 @@ class GatewayCollector(Collector):
 
     def _machines(self) -> Iterator[Metric]:
         now_s, machines = self._in_flight.clock.now_s(), self._in_flight.dispatcher.registry.connected()
-        ages = {machine.name: now_s - machine.heard_s for machine in machines}
+        ages = {machine.name: now_s - machine.reported_s for machine in machines}
         yield _gauge("machine_facts_age_seconds", "Since a machine last said anything.", "machine", ages)
         for fact, name, text in (
-            ("used_blocks", "machine_kv_used_blocks", "KV blocks in use, by the machine's word."),
+            ("used_blocks", "machine_kv_used_blocks", "KV blocks in use, as the machine reports."),
             ("capacity_blocks", "machine_kv_capacity_blocks", "KV blocks that a machine has."),
             ("waiting_prompts", "machine_waiting_prompts", "Prompts that wait on a machine."),
             ("running", "machine_running_requests", "Requests that a machine works on."),

@@ -3,9 +3,9 @@
 A machine goes through one life cycle, and its record says where it is:
 
 1. *Join.* `admit` finds or makes its record, with a row of the scheduling ledger; `begin` starts a life under an epoch.
-2. *Serve.* `settle` lets it into the pool of its home. This is the only place where serving becomes a change of the
-   ledger, and where it ends.
-3. *Heard from.* Heartbeats name the requests that it knows of; failures open its breaker, and successes close it.
+2. *Serve.* `update_serving` lets it into the pool of its home. This is the only place where serving becomes a change
+   of the ledger, and where it ends.
+3. *Report.* Heartbeats name the requests that it knows of; failures open its breaker, and successes close it.
 4. *Drain.* It finishes what it has and takes nothing new, because a person asked or because it gets another home.
 5. *Lost.* It is off. Its row keeps its record, for it may come back, until a new machine needs the row.
 
@@ -95,7 +95,7 @@ class Breaker:
 
 
 class Move(NamedTuple):
-    """A machine's pool from now on, which it is to be told.
+    """A machine's pool from now on, which it is to learn.
 
     Attributes:
         name: The machine.
@@ -130,7 +130,7 @@ class MachineView(NamedTuple):
         capacity_blocks: KV blocks it has.
         leased_blocks: KV blocks under lease.
         failures: Its failures in a row.
-        heard_s: When its last heartbeat came, on the gateway's clock.
+        heartbeat_s: When its last heartbeat came, on the gateway's clock.
     """
 
     name: str
@@ -146,7 +146,7 @@ class MachineView(NamedTuple):
     capacity_blocks: int
     leased_blocks: int
     failures: int
-    heard_s: float
+    heartbeat_s: float
 
 
 class RegisteredMachine:
@@ -166,7 +166,7 @@ class RegisteredMachine:
         breaker: Opens after failures.
         probe: Key of the one request that tries it after its breaker was open; empty while none is on its way.
         rate: How fast it computes prompts.
-        heard_s: When it last said anything.
+        reported_s: When it last sent anything.
         heartbeat_s: When its last heartbeat came.
         orphan_keys: Keys of its last heartbeat that nobody owned.
         connection: How it is called; None where nobody calls it (any more).
@@ -193,7 +193,7 @@ class RegisteredMachine:
         self.breaker = Breaker(self._rule)
         self.probe = ""
         self.rate = PrefillRate()
-        self.heard_s = self.heartbeat_s = now_s
+        self.reported_s = self.heartbeat_s = now_s
         self.orphan_keys: frozenset[str] = frozenset()
 
     @property
@@ -315,7 +315,7 @@ class WorkerRegistry:
     ) -> None:
         """Begin a life of a machine that is off."""
         machine.begin(epoch=epoch, home=home, capacity_blocks=capacity_blocks, facts=facts, now_s=now_s)
-        self.settle(machine, now_s)
+        self.update_serving(machine, now_s)
 
     def switch_off(self, machine: RegisteredMachine) -> None:
         """Take out a machine that is gone (`off` is set), and whose requests have all ended."""
@@ -340,7 +340,7 @@ class WorkerRegistry:
         """
         machine = self.known(name)
         machine.drained = drained
-        self.settle(machine, now_s)
+        self.update_serving(machine, now_s)
 
     def set_home(self, name: str, home: str, epoch: int, now_s: float) -> None:
         """Give a machine another home, once nothing is left of what it has.
@@ -351,7 +351,7 @@ class WorkerRegistry:
         home = checked_home(home)
         machine = self.known(name, epoch)
         machine.next_home = None if home == machine.home else home
-        self.settle(machine, now_s)
+        self.update_serving(machine, now_s)
 
     def is_drained(self, machine: RegisteredMachine) -> bool:
         """Return whether nothing is left of what a machine had."""
@@ -361,26 +361,26 @@ class WorkerRegistry:
         """Count a failure of a machine."""
         machine.breaker.failed(now_s)
         machine.probe = ""
-        self.settle(machine, now_s)
+        self.update_serving(machine, now_s)
 
     def succeeded(self, machine: RegisteredMachine, now_s: float) -> None:
         """Count a success of a machine."""
         if machine.breaker.failures:
             machine.breaker.succeeded()
             machine.probe = ""
-            self.settle(machine, now_s)
+            self.update_serving(machine, now_s)
 
     def probe(self, machine: RegisteredMachine, key: str, now_s: float) -> None:
         """Let nothing more come to a machine that a request tries."""
         machine.probe = key
-        self.settle(machine, now_s)
+        self.update_serving(machine, now_s)
 
     def probe_ended(self, machine: RegisteredMachine, now_s: float) -> None:
         """Let another request try a machine: the one that did has ended, and nobody knows more."""
         machine.probe = ""
-        self.settle(machine, now_s)
+        self.update_serving(machine, now_s)
 
-    def settle(self, machine: RegisteredMachine, now_s: float) -> None:
+    def update_serving(self, machine: RegisteredMachine, now_s: float) -> None:
         """Let a machine serve if it should, or no longer."""
         if machine.serving and not machine.should_serve(now_s):
             machine.serving = False
@@ -400,11 +400,11 @@ class WorkerRegistry:
             if machine.serving and self._decisions.look_home(machine.row, now_s):
                 self.report_moves()
             if not machine.off:
-                self.settle(machine, now_s)
+                self.update_serving(machine, now_s)
         self._measure_rate()
 
     def report_moves(self) -> None:
-        """Tell of the machines that the last call has moved."""
+        """Report the machines that the last call has moved."""
         for row in self._decisions.moved:
             machine = self.at(row)
             columns = self._decisions.ledger.machines[row]
@@ -456,7 +456,7 @@ class WorkerRegistry:
             capacity_blocks=machine.capacity_blocks,
             leased_blocks=leased_blocks,
             failures=machine.breaker.failures,
-            heard_s=machine.heartbeat_s,
+            heartbeat_s=machine.heartbeat_s,
         )
 
     def _report_move(self, machine: RegisteredMachine, pool: str) -> None:

@@ -63,9 +63,9 @@ class RequestState(StrEnum):
 class Event(StrEnum):
     """What can happen to a request.
 
-    `first_token` ends a prefill phase whose token is not the last; `last_token` is the last by the machine's own word,
-    from either side; `stopped` is the last by the gateway's (it found a stop string), which the machines do not know.
-    `content_sent` is told just before the first content goes to the client. A loss is also a stall or an error of that
+    `first_token` ends a prefill phase whose token is not the last; `last_token` is the last as a machine reports, from
+    either side; `stopped` is the last as the gateway finds (by a stop string), which the machines do not know.
+    `content_sent` comes just before the first content goes to the client. A loss is also a stall or an error of that
     machine. `worker_refused` is a machine that is full, `input_refused` a machine (or the gateway) that finds the
     request wrong.
     """
@@ -123,7 +123,7 @@ class When(Enum):
     RESUME = "machines can go on behind the output so far, and attempts are left"
     SENT = "the client has content"
     RETRY = "the client has no content, and attempts are left"
-    LANDED = "all KV arrived before the first token"
+    KV_ARRIVED = "all KV arrived before the first token"
     TRIED = "a pair has been assigned before"
 
 
@@ -148,13 +148,13 @@ class RequestProgress:
     Attributes:
         state: Where it is.
         attempts: Pairs assigned so far, >= 0; events of machines carry the number of the attempt they belong to.
-        landed: All KV has arrived, though the first token has not.
+        kv_arrived: All KV has arrived, though the first token has not.
         sent: The client has content: from here on a second start would repeat text.
     """
 
     state: RequestState = RequestState.QUEUED
     attempts: int = 0
-    landed: bool = False
+    kv_arrived: bool = False
     sent: bool = False
 
     @property
@@ -257,7 +257,7 @@ def _filled() -> dict[tuple[RequestState, Event], tuple[TransitionRow, ...]]:
         (queued, Event.INPUT_REFUSED): _ended(queued, Action.ANSWER_4XX, RequestState.REFUSED),
         (prefilling, Event.PREFILL_STARTED): _always(prefilling),
         (prefilling, Event.FIRST_TOKEN): (
-            TransitionRow(When.LANDED, waiting, (Action.RELEASE_PREFILL, Action.EMIT)),
+            TransitionRow(When.KV_ARRIVED, waiting, (Action.RELEASE_PREFILL, Action.EMIT)),
             TransitionRow(When.ALWAYS, transferring, (Action.EMIT,)),
         ),
         (prefilling, Event.KV_READY): _always(prefilling),
@@ -315,7 +315,7 @@ def step(
     after = RequestProgress(
         state=row.state,
         attempts=progress.attempts + (event is Event.ASSIGNED and row.state is not progress.state),
-        landed=row.state is RequestState.PREFILLING and (progress.landed or event is Event.KV_READY),
+        kv_arrived=row.state is RequestState.PREFILLING and (progress.kv_arrived or event is Event.KV_READY),
         sent=progress.sent or (event is Event.CONTENT_SENT and row.actions != (Action.ABSORB,)),
     )
     return after, row.actions
@@ -332,7 +332,7 @@ def _chosen(
         When.ALWAYS: True,
         When.SENT: progress.sent,
         When.RETRY: not progress.sent and has_attempts,
-        When.LANDED: progress.landed,
+        When.KV_ARRIVED: progress.kv_arrived,
         When.TRIED: progress.attempts > 0,
     }
     return next(row for row in rows if (has_attempts and can_resume() if row.when is When.RESUME else holds[row.when]))

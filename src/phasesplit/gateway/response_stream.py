@@ -1,9 +1,7 @@
-"""One client's request, from its choices to the bytes of its answer.
+"""One client's request over HTTP: its body, read under bounds on bytes and on time, and the bytes of its answer.
 
 Nothing is sent before the first content is there, headers neither: until then a failure can still be tried again, or be
 answered with its own status.
-
-Request bodies, read under bounds on bytes and on time.
 """
 
 import asyncio
@@ -47,11 +45,11 @@ async def bounded_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
         ClientGoneError: The client leaves.
     """
     headers = dict(scope["headers"])
-    told = headers.get(b"content-length", b"")
-    if told.isdigit() and len(told) < 20 and int(told) > limits.body_bytes:
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and len(length) < 20 and int(length) > limits.body_bytes:
         if b"expect" not in headers:  # such a client sends nothing before it is asked to
             await _discard(receive)
-        raise _too_long(f"{int(told)}", limits)
+        raise _too_long(f"{int(length)}", limits)
     try:
         async with asyncio.timeout(limits.header_s):
             try:
@@ -79,8 +77,10 @@ async def _discard(receive: Receive) -> None:
                 return
 
 
-def _too_long(told: str, limits: Limits) -> RequestError:
-    return RequestError(f"the body has {told} bytes, allowed are {limits.body_bytes}", status=413, code="body_too_long")
+def _too_long(length: str, limits: Limits) -> RequestError:
+    return RequestError(
+        f"the body has {length} bytes, allowed are {limits.body_bytes}", status=413, code="body_too_long"
+    )
 
 
 _SLOW_READER_S = 30.0
@@ -91,20 +91,20 @@ class ResponseStream:
     """What one request and its client have to do with one another."""
 
     def __init__(
-        self, in_flight: InFlightRequests, request: ClientRequest, orders: Sequence[ChoiceSpec], answer: ClientAnswer
+        self, in_flight: InFlightRequests, request: ClientRequest, specs: Sequence[ChoiceSpec], answer: ClientAnswer
     ) -> None:
         """Make one whose choices have not begun.
 
         Args:
             in_flight: Where choices are served.
             request: The client's request.
-            orders: Its choices.
+            specs: Its choices.
             answer: What all parts of the answer share.
         """
         self._in_flight, self._request, self._answer = in_flight, request, answer
         self._is_chat = isinstance(request, ChatRequest)
         streams = bool(request.stream)
-        self._choices = [LiveRequest(in_flight, order, self._on_piece, streams=streams) for order in orders]
+        self._choices = [LiveRequest(in_flight, spec, self._on_piece, streams=streams) for spec in specs]
         self._open = len(self._choices)
         self._failure: Exception | None = None
         self._client_gone = False
@@ -131,7 +131,7 @@ class ResponseStream:
             watch.cancel()
             for choice in self._choices:
                 if not choice.progress.ended:
-                    choice.tell(Event.CLIENT_GONE if self._client_gone else Event.CANCELLED)
+                    choice.apply(Event.CLIENT_GONE if self._client_gone else Event.CANCELLED)
 
     def _on_piece(self, choice: LiveRequest, attempt: int, piece: AnswerPiece | None) -> None:
         if piece is not None:
@@ -192,7 +192,7 @@ class ResponseStream:
         events = []
         while self._pieces:
             choice, attempt, piece = self._pieces.popleft()
-            if not choice.claim(attempt):
+            if not choice.begin_sending(attempt):
                 continue
             if not self._is_chat:
                 events.append(sse.event(self._answer.completion_chunk(piece, with_usage=has_usage)))
@@ -212,5 +212,5 @@ class ResponseStream:
 
     def _usage(self) -> dict[str, int]:
         each = self._request.n or 1
-        prompts = [len(choice.order.prompt_ids) for choice in self._choices[::each]]
+        prompts = [len(choice.spec.prompt_ids) for choice in self._choices[::each]]
         return usage(prompts, [len(choice.output.ids) for choice in self._choices])

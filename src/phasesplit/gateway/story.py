@@ -29,7 +29,7 @@ class StoryEntry:
         event: What happened: an event of `states.Event`, "arrived" or "waits".
         state: The state of the request afterwards.
         attempt: The attempt that the request was at, 0 before the first.
-        why: The reason, empty where there is none to tell.
+        why: The reason, empty where there is none.
         changed: Whether it changed anything; False for what came too late or twice.
         count: How often it happened in a row, >= 1.
         until_s: When it happened last.
@@ -46,14 +46,14 @@ class StoryEntry:
 
     def shown(self) -> dict[str, Any]:
         """Return it as JSON has it; fields that say nothing are left out."""
-        told: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "at_s": round(self.at_s, 6), "event": self.event, "state": self.state, "attempt": self.attempt,
         }  # fmt: skip
         if self.count > 1:
-            told |= {"count": self.count, "until_s": round(self.until_s, 6)}
+            shown |= {"count": self.count, "until_s": round(self.until_s, 6)}
         if self.why:
-            told["why"] = self.why
-        return told if self.changed else told | {"ignored": True}
+            shown["why"] = self.why
+        return shown if self.changed else shown | {"ignored": True}
 
     def __str__(self) -> str:
         """Return it as a line of text."""

@@ -14,8 +14,8 @@ class LegError(WorkerError):
     Attributes:
         event: What it means: INPUT_REFUSED, WORKER_REFUSED, PREFILL_LOST, DECODE_LOST or TRANSFER_FAILED.
         machine_status: The machine's own HTTP status, 502 where there was none.
-        param: The field that the machine blames, or None.
-        code: The machine's word for it, or None.
+        param: The field that the machine names, or None.
+        code: The machine's code for it, or None.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class WorkerClient(Protocol):
         """Let the machine free what it keeps for an attempt; unknown keys change nothing."""
 
     async def role(self, epoch: int, role: str) -> None:
-        """Tell the machine its pool."""
+        """Give the machine its pool."""
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""

@@ -62,8 +62,8 @@ async def start(send: Send, status: int, headers: Mapping[str, str] | Iterable[t
         headers: Names and values, in order.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    told = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
-    await send({"type": "http.response.start", "status": status, "headers": told})
+    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
 async def send_part(send: Send, body: bytes, *, has_more: bool) -> None:

@@ -43,5 +43,7 @@ def typed_field(found: Mapping[str, Any], name: str, kind: type[Any], place: str
         return value
     if value is None:
         raise RequestError(f"{param} is required, {_ALLOWED[kind]}", param=param, code="missing_required_parameter")
-    told = orjson.dumps(value, default=repr).decode("utf-8", "replace")
-    raise RequestError(f"{param}: got {shortened(told)}, allowed is {_ALLOWED[kind]}", param=param, code="invalid_type")
+    shown = orjson.dumps(value, default=repr).decode("utf-8", "replace")
+    raise RequestError(
+        f"{param}: got {shortened(shown)}, allowed is {_ALLOWED[kind]}", param=param, code="invalid_type"
+    )

@@ -454,7 +454,7 @@ class WorkerBody(Sampled):
         prompt_logprobs: Likeliest tokens to tell at each place of the prompt.
         echo: Let the text begin with the prompt.
         return_token_ids: Tell token ids.
-        return_tokens_as_token_ids: Name tokens `token_id:ID` where log-probabilities are told.
+        return_tokens_as_token_ids: Name tokens `token_id:ID` where log-probabilities are sent.
         kv_transfer_params: What happens to the KV.
     """
 

@@ -1,4 +1,4 @@
-"""Metrics that another process tells in Prometheus' text form, read."""
+"""Metrics of another process in Prometheus' text form, read."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

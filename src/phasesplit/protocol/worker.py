@@ -1,4 +1,4 @@
-"""What a gateway and a machine tell one another: the parts of an answer, and where KV comes from or goes to."""
+"""What a gateway and a machine send one another: the parts of an answer, and where KV comes from or goes to."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

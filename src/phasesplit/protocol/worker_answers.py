@@ -18,7 +18,7 @@ from phasesplit.protocol.worker import Chunk, PrefillTimes, Scored
 TOKEN_NAME = "token_id:"
 """Before a token's id, where tokens are named by id. Source: vLLM, `return_tokens_as_token_ids`."""
 _STOPPED = "repetition"
-"""vLLM's word for an output that it stops because the client has told it which repetition to look for. Source: vllm
+"""vLLM's reason for an output that it stops because the client has sent it which repetition to look for. Source: vllm
 0.32, v1/engine/__init__.py."""
 
 
@@ -33,7 +33,7 @@ class ChunkPart:
         text_offset: Characters of the choice's text before it.
         finish_reason: Why the choice ends here, None where it goes on.
         stop_reason: The stop string or stop token that ended it, None for neither.
-        times: How long its prompt took, with the first token; told in a field of its own, `phasesplit`.
+        times: How long its prompt took, with the first token; sent in a field of its own, `phasesplit`.
     """
 
     text: str = ""
@@ -55,7 +55,7 @@ class WorkerAnswer:
         model: The model's name, as asked for.
         spelled: A token's text, bytes that are no character as U+FFFD.
         has_token_ids: Tell token ids.
-        names_by_id: Where log-probabilities are told, name tokens `token_id:ID`, as vLLM does, which no two share.
+        names_by_id: Where log-probabilities are sent, name tokens `token_id:ID`, as vLLM does, which no two share.
         has_logprobs: Tell the output's log-probabilities.
         has_echo: Begin text and log-probabilities with the prompt.
         has_prompt_logprobs: Tell the prompt's log-probabilities in a field of their own.
@@ -79,7 +79,7 @@ class WorkerAnswer:
         Args:
             part: All of the choice.
             used: The answer's `usage`.
-            kv_transfer_params: What the sender is told about the KV.
+            kv_transfer_params: What the sender gets to know about the KV.
         """
         answer = self._head() | {"choices": [self._choice(part)], "usage": dict(used)} | _extension(part)
         return answer if kv_transfer_params is None else answer | {"kv_transfer_params": dict(kv_transfer_params)}
@@ -102,11 +102,11 @@ class WorkerAnswer:
         return answer_head(self.request, "text_completion", self.created_s, self.model)
 
     def _choice(self, part: ChunkPart) -> dict[str, Any]:
-        told = [*part.prompt, *part.output] if self.has_echo else part.output
+        sent = [*part.prompt, *part.output] if self.has_echo else part.output
         choice: dict[str, Any] = {
             "index": 0,
             "text": part.text,
-            "logprobs": self._logprobs(told, part.text_offset) if self.has_logprobs else None,
+            "logprobs": self._logprobs(sent, part.text_offset) if self.has_logprobs else None,
             "finish_reason": part.finish_reason,
             "stop_reason": part.stop_reason,
         }
@@ -149,7 +149,7 @@ class WorkerAnswer:
 
 
 def _extension(part: ChunkPart) -> dict[str, Any]:
-    """Return what a gateway is told beyond OpenAI's and vLLM's shapes."""
+    """Return what a gateway gets beyond OpenAI's and vLLM's shapes."""
     return {} if part.times is None else {"phasesplit": part.times._asdict()}
 
 
@@ -183,7 +183,7 @@ def read_answer(answer: Mapping[str, Any]) -> Chunk:
 
 def _scored(tokens: Sequence[int], logprobs: Mapping[str, Any]) -> tuple[Scored, ...]:
     """Return the output's log-probabilities: by id where a machine tells ids, by vLLM's names for ids elsewhere."""
-    told = logprobs["token_logprobs"]
+    sent = logprobs["token_logprobs"]
     ids = logprobs.get("top_token_ids")
     if ids is not None:
         tops = [tuple(zip(*top, strict=True)) for top in zip(ids, logprobs["top_token_logprobs"], strict=True)]
@@ -192,14 +192,14 @@ def _scored(tokens: Sequence[int], logprobs: Mapping[str, Any]) -> tuple[Scored,
         tops = [
             tuple((int(name.removeprefix(TOKEN_NAME)), value) for name, value in (top or {}).items()) for top in named
         ]
-    return tuple(map(Scored, tokens, told, tops))
+    return tuple(map(Scored, tokens, sent, tops))
 
 
-def _times(told: Mapping[str, Any] | None) -> PrefillTimes | None:
+def _times(sent: Mapping[str, Any] | None) -> PrefillTimes | None:
     """Return how long a prompt took, None where the machine does not tell; raises ValueError for what no time is."""
-    if told is None:
+    if sent is None:
         return None
-    times = PrefillTimes(float(told["queued_s"]), float(told["prefill_s"]))
+    times = PrefillTimes(float(sent["queued_s"]), float(sent["prefill_s"]))
     if not (0 <= times.queued_s < inf and 0 <= times.prefill_s < inf):
         raise ValueError(times)
     return times
