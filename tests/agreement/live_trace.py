@@ -17,7 +17,7 @@ from phasesplit.scheduler.ledger import MIXED, PREFILL
 from phasesplit.scheduler.rules import Batching, Placement, Rules
 
 INSTANTS = ("arrival_s", "first_token_s", "kv_ready_s", "last_token_s", "prefill_start_s")
-"""In the order in which they are told where two are the same: a batch ends before the next one begins."""
+"""In the order in which they are reported where two are the same: a batch ends before the next one begins."""
 
 Rows = list[tuple[float, int, int]]
 
@@ -28,7 +28,7 @@ class Told:
 
     Attributes:
         pairs: Requests with the simulator's pair, up to the first without.
-        evictions: Of the simulated run; a machine that evicts computes prompts again, of which no gateway is told.
+        evictions: Of the simulated run; a machine that evicts computes prompts again, of which no gateway learns.
         moves: Moves of the dispatcher's machines, by kind.
         simulated_moves: Those of the simulator's.
         differs: What the rules saw at the first request with another pair: each machine's facts by name; else None.

@@ -33,7 +33,7 @@ def session_of(seed: int, log: list[bytes], acts: int = ACTS) -> Session:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_books_agree_and_return_to_zero_and_the_log_comes_out_the_same(seed: int) -> None:
-    """KV would be owned by nobody, or freed twice; or a logged decision would hang on something that is no fact."""
+    """KV would be owned by nobody, or freed twice; or a logged decision would depend on something that is no fact."""
     log: list[bytes] = []
     session = session_of(seed, log)
     check_empty(session)

@@ -72,7 +72,7 @@ class FakeWorker:
         seen: Bodies received, in order.
         given_up: How often a request was called off from outside, by stage.
         aborted: Keys given up by order.
-        roles: Pools it was told, in order.
+        roles: Pools it was given, in order.
         resumes: It tells an output that goes on from its prompt.
         is_dead: It has been killed.
     """

@@ -284,7 +284,7 @@ def test_wrong_requests(path: str, body: Any, status: int, param: str | None) ->
     play(scenario())
 
 
-def test_longer_than_any_machine_is_told_with_figures() -> None:
+def test_longer_than_any_machine_is_refused_with_figures() -> None:
     """A prompt that no machine can ever hold would wait, or be refused without saying why."""
 
     async def scenario() -> None:

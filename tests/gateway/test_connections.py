@@ -1,4 +1,4 @@
-"""Machines that join, fall silent, come back, restart, and are told where they belong."""
+"""Machines that join, fall silent, come back, restart, and learn their pool."""
 
 from typing import Any
 
@@ -227,8 +227,8 @@ def test_joining_needs_a_key_or_this_host() -> None:
     play(scenario())
 
 
-def test_machines_are_told_their_pool() -> None:
-    """A machine would not know where it belongs, or be told at every tick."""
+def test_machines_learn_their_pool() -> None:
+    """A machine would not know its pool, or get it again at every tick."""
 
     async def scenario() -> None:
         async with Rig() as rig:

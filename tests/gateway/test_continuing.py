@@ -108,7 +108,7 @@ def test_streams_go_on_without_a_seam(
 
 
 @pytest.mark.parametrize("state", [RequestState.TRANSFERRING, RequestState.WAITING, RequestState.DECODING])
-def test_what_machines_are_told_of_an_output_that_goes_on(state: RequestState) -> None:
+def test_what_machines_get_of_an_output_that_goes_on(state: RequestState) -> None:
     """Penalties, draws and bounds would begin again in the middle of an output."""
 
     async def scenario() -> None:

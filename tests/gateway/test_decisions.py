@@ -47,7 +47,7 @@ def changed(log: list[bytes], number: int, change: Callable[[dict[str, Any]], ob
     return [*log[: number - 1], orjson.dumps(line) + b"\n", *log[number:]]
 
 
-def test_a_placement_tells_what_was_seen_and_what_came_out() -> None:
+def test_a_placement_records_what_was_seen_and_what_came_out() -> None:
     """A person who asks why a request went where it went would find no answer in the log."""
     log = [orjson.loads(line) for line in logged()]
     names = log[0]["saw"]

@@ -72,7 +72,7 @@ def test_kv_that_overtakes_the_first_token_is_remembered() -> None:
     assert blocks(dispatcher) == {"prefill0": 0, "decode1": 8}
 
 
-def test_word_that_comes_twice_or_late_changes_nothing() -> None:
+def test_report_that_comes_twice_or_late_changes_nothing() -> None:
     """A crossing or repeated report would free what another request holds by now."""
     dispatcher = cluster_of("prefill", "decode")
     opened(dispatcher)
@@ -139,6 +139,15 @@ def test_machine_given_up_too_early_may_come_back() -> None:
     dispatcher.lost("decode1", 1.0)
     assert dispatcher.join("decode1", 1, "decode", 1_000, 2.0) == ()
     assert view_of(dispatcher, "decode1").state == "serving"
+
+
+@pytest.mark.parametrize(("home", "pool"), [("prompt", "prefill"), ("token", "decode")])
+def test_machine_may_name_its_home_in_the_papers_words(home: str, pool: str) -> None:
+    """A machine that was started with the paper's roles would be refused, or be in a pool of another name."""
+    dispatcher = cluster_of()
+    dispatcher.join("new", 1, home, 100, 0.0)
+    view = view_of(dispatcher, "new")
+    assert (view.home, view.pool, view.state) == (pool, pool, "serving")
 
 
 @pytest.mark.parametrize(("home", "capacity_blocks"), [("prefills", 100), ("decode", 0)])
@@ -310,7 +319,7 @@ def test_static_pools_do_not_spill() -> None:
     assert len(moves) == 2
 
 
-def test_machine_that_helps_out_is_told_and_told_to_go_home() -> None:
+def test_machine_that_helps_out_learns_its_pool_and_its_way_home() -> None:
     """A worker would not know its role, or stay in it when the load has gone."""
     moves: list[Move] = []
     dispatcher = cluster_of("prefill", "decode", rules=Rules(spill_tokens=150), moves=moves)
@@ -381,7 +390,7 @@ def test_failing_machine_is_left_alone_then_tried_once() -> None:
 
 
 def test_broken_cluster_says_when_to_come_back() -> None:
-    """Clients would be told to come back before any machine can be tried, or never be let in again."""
+    """Clients would be asked to come back before any machine can be tried, or never be let in again."""
     dispatcher = cluster_of("unsplit")
     for _ in range(2):
         dispatcher.failed("unsplit0", 0.0)

@@ -175,7 +175,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("answer", "event"), FAILURES)
-def test_every_failure_is_told_as_what_it_is(answer: bytes, event: Event) -> None:
+def test_every_failure_is_reported_as_what_it_is(answer: bytes, event: Event) -> None:
     """A failure would end a request normally, crash the gateway, or be blamed on the client."""
 
     async def scenario() -> None:

@@ -70,7 +70,7 @@ def test_client_that_leaves_frees_everything(state: RequestState, stream: bool) 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_machine_that_dies_before_content_is_a_pause(state: RequestState, side: str) -> None:
+def test_machine_that_is_lost_before_content_is_a_pause(state: RequestState, side: str) -> None:
     """A lost machine would cost the client an error, other tokens, or the wait for some time-out."""
 
     async def scenario() -> None:
@@ -502,7 +502,7 @@ def test_decode_machine_may_be_first() -> None:
 
 
 def test_late_and_foreign_reports_are_absorbed() -> None:
-    """A report about a request that has ended, twice or never heard of, would break the gateway."""
+    """A report about a request that has ended, twice or was never there, would break the gateway."""
 
     async def scenario() -> None:
         async with Rig() as rig:

@@ -124,7 +124,7 @@ def test_rows_release_what_the_next_state_does_not_hold(side: str, holders: froz
 
 
 def test_calls_off_before_it_releases() -> None:
-    """A machine would be told that blocks are free before it is told to stop writing them."""
+    """A machine would learn that blocks are free before it learns to stop writing them."""
     for rows in TABLE.values():
         for row in rows:
             kinds = [action.partition("_")[0] for action in row.actions]
@@ -223,7 +223,7 @@ def test_loss_after_content_ends_with_an_error_where_none_can_go_on(state: Reque
 
 @pytest.mark.parametrize("state", [RequestState.WAITING, RequestState.DECODING])
 def test_prefill_machine_is_not_needed_once_its_kv_has_arrived(state: RequestState) -> None:
-    """A prefill machine that dies after its work would take healthy streams with it."""
+    """A prefill machine that is lost after its work would take healthy streams with it."""
     driver = drive(*TO[state])
     assert driver.tell(Event.PREFILL_LOST) == (Action.ABSORB,)
     assert driver.progress.state is state

@@ -14,7 +14,7 @@ def told(page: Any, *fields: str) -> list[tuple[Any, ...]]:
     return [tuple(event.get(field) for field in fields) for event in page["choices"][0]["events"]]
 
 
-def test_a_lost_machine_is_told_with_its_reason() -> None:
+def test_a_lost_machine_is_in_the_story_with_its_reason() -> None:
     """Nobody could tell from outside which machine failed a request, when, and what was done about it."""
 
     async def scenario() -> None:

@@ -55,7 +55,7 @@ def test_spans_have_the_stages_instants() -> None:
 
 
 @pytest.mark.skipif(HAS_OTEL, reason="OpenTelemetry is installed")
-def test_missing_packages_are_told_in_one_line() -> None:
+def test_missing_packages_are_one_line() -> None:
     """A person who configures traces would get a traceback, or none and no traces."""
     with pytest.raises(SpecError, match=r"phasesplit\[otel\]"):
         spans_to("http://localhost:4318/v1/traces")

@@ -1,4 +1,4 @@
-"""Fields of the gateway's own JSON: what a person is told who left one out or wrote another type."""
+"""Fields of the gateway's own JSON: what a person reads who left one out or wrote another type."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from phasesplit.protocol.bodies import typed_field
         ("a" * 1000, int, f'facts.x: got "{"a" * 76}..., allowed is a whole number', "invalid_type"),
     ],
 )
-def test_a_wrong_field_is_told_in_words(value: Any, kind: type[Any], message: str, code: str) -> None:
+def test_a_wrong_field_is_refused_in_words(value: Any, kind: type[Any], message: str, code: str) -> None:
     """Who moves a machine with curl would read about Python's None and str, or a page of his own text."""
     with pytest.raises(RequestError) as caught:
         typed_field({"x": value}, "x", kind, "facts.")

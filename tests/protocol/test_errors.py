@@ -42,6 +42,6 @@ def test_unknown_model_is_not_found() -> None:
 
 
 def test_wrong_key_asks_for_one() -> None:
-    """A client without a key would not be told that it needs one."""
+    """A client without a key would not learn that it needs one."""
     answer = error_answer(wrong_key())
     assert (answer.status, answer.headers) == (401, {"WWW-Authenticate": "Bearer"})

@@ -18,5 +18,5 @@ def test_what_prometheus_writes_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "<html>no</html>", "not a page of metrics"])
 def test_other_pages_say_nothing(text: str) -> None:
-    """Who looks at a wrong address would be told of our parser."""
+    """Who looks at a wrong address would read of our parser."""
     assert read_samples(text) == []

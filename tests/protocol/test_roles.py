@@ -33,5 +33,5 @@ def test_every_way_counts(changed: dict[str, Any], found: str) -> None:
     [("127.0.0.1", True), ("localhost", True), ("::1", True), ("10.0.0.2", False), ("0.0.0.0", False), ("a.b", False)],  # noqa: S104 - read, not bound
 )
 def test_addresses_of_this_host_are_known(host: str, is_own: bool) -> None:
-    """A machine that every host reaches would start without a key, or one of this host be refused for want of it."""
+    """A machine that every host reaches would start without a key, or one of this host be refused without."""
     assert is_loopback(host) is is_own

@@ -56,7 +56,7 @@ def test_nothing_but_a_possible_stop_is_held_back(pieces: list[str], stops: list
 
 
 def test_nothing_follows_a_stop() -> None:
-    """Tokens that a machine made before it heard of the stop would reach the client."""
+    """Tokens that a machine made before it got the stop would reach the client."""
     scanner = StopScanner(["END"])
     assert [scanner.push(piece) for piece in ("one E", "ND two", " three")] == ["one ", "", ""]
     assert (scanner.flush(), scanner.found) == ("", "END")

@@ -69,7 +69,7 @@ def test_logprobs_tell_ids() -> None:
 
 
 def test_tokens_are_named_by_id() -> None:
-    """A client that asks for names that no two tokens share, as vLLM gives them, would be told texts."""
+    """A client that asks for names that no two tokens share, as vLLM gives them, would get texts."""
     named = answer(has_logprobs=True, names_by_id=True).chunk(ChunkPart(output=OUTPUT), with_usage=False)
     told = choice_of(named)["logprobs"]
     assert told["tokens"] == ["token_id:2", "token_id:3"]
@@ -102,7 +102,7 @@ def test_prompt_logprobs_have_vllms_shape() -> None:
 
 
 def test_errors() -> None:
-    """A client's mistake would not be explained, or our own paths and states be told."""
+    """A client's mistake would not be explained, or our own paths and states be shown."""
     told = error_answer(RequestError("n: too many", param="n", code="invalid_value")).body["error"]
     assert told == {"message": "n: too many", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
     assert error_answer(ValueError("secret")).body["error"]["message"] == "internal error"
@@ -122,7 +122,7 @@ def test_what_a_machine_writes_the_gateway_reads(names_by_id: bool) -> None:
 
 
 def test_names_of_vllm_are_read() -> None:
-    """The likeliest tokens of a machine that tells no ids beside them, as vLLM does, would be lost."""
+    """The likeliest tokens of a machine that sends no ids with them, as vLLM does, would be lost."""
     logprobs = {"token_logprobs": [-1.0], "top_logprobs": [{f"{TOKEN_NAME}7": -1.0, f"{TOKEN_NAME}9": -2.0}]}
     found = read_answer({"choices": [{"token_ids": [7], "logprobs": logprobs, "finish_reason": "repetition"}]})
     assert found.scored == (Scored(7, -1.0, ((7, -1.0), (9, -2.0))),)

@@ -1,8 +1,7 @@
-"""The gateway as an ASGI application.
+"""The gateway as an ASGI application, see `make_app`.
 
-The OpenAI endpoints.
-
-Pages for whoever runs the cluster: machines that join, pools, leases, requests, health.
+1. `Generation` serves the OpenAI endpoints that make text; `models` lists what is served.
+2. `AdminPages` is for whoever runs the cluster: machines that join, pools, leases, requests, health.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Text to token ids and back: what the gateway must know of a model, and who tells it."""
+"""Text to token ids and back: what the gateway must know of a model, and the object that knows it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ class Codec(Protocol):
     Attributes:
         context_tokens: The longest prompt and output together.
         vocabulary: Ids are 0 to `vocabulary` - 1.
-        stop_token_ids: The ids that end a text by the model's own word.
+        stop_token_ids: The ids that end a text by the model's own rule.
     """
 
     context_tokens: int

@@ -21,7 +21,7 @@ from phasesplit.protocol.openai_errors import unknown_model, wrong_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """Who may do what: SHA-256 digests of keys, see `keys.key_digest`.
+    """Who may do what: SHA-256 digests of keys, see `limits.key_digest`.
 
     Attributes:
         client: For the OpenAI endpoints and the debug pages; without any they are open.

@@ -5,7 +5,7 @@ leg answers for the whole choice, its first token included, so that its bounds, 
 those of an unsplit engine. The prefill leg asks for one token, the same one: both legs carry the same seed. The gateway
 sends the client whichever copy comes first.
 
-| client's field                       | prefill leg                          | decode leg                            |
+| client's field                       | prefill leg                         | decode leg                           |
 |--------------------------------------|-------------------------------------|--------------------------------------|
 | prompt, messages                     | the prompt's token ids              | the same                             |
 | max_tokens, max_completion_tokens    | max_tokens 1                        | max_tokens, as sent or by the context|
