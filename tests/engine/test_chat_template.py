@@ -86,7 +86,7 @@ def test_what_is_no_template_is_refused_at_once(source: str) -> None:
     ],
 )
 def test_a_template_cannot_reach_the_process(source: str) -> None:
-    """A model file from a stranger would run what it likes."""
+    """A model file from anybody would run what it likes."""
     assert "fails on these messages" in refused(source)
 
 
@@ -116,5 +116,5 @@ def test_a_template_cannot_reach_the_process(source: str) -> None:
 )
 @pytest.mark.timeout(10)
 def test_a_template_cannot_fill_time_or_memory(source: str) -> None:
-    """A model file from a stranger would hang the gateway or exhaust its memory."""
+    """A model file from anybody would hang the gateway or exhaust its memory."""
     assert "fails on these messages" in refused(source)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="the interpreted kernels
 
 RNG = np.random.default_rng(9)
 TOKENS = [int(token) for token in RNG.integers(1_000, 40_000, 150)]
-STRANGERS = [[int(token) for token in RNG.integers(1_000, 40_000, count)] for count in (3, 70)]
+OTHERS = [[int(token) for token in RNG.integers(1_000, 40_000, count)] for count in (3, 70)]
 MOST_RESIDENT_KIB = 400 * 1024
 
 LLAMA_CPP = [
@@ -88,8 +88,8 @@ def test_same_bits_in_chunks_and_in_company(model: PackedModel) -> None:
     """The split cluster would answer otherwise than one machine."""
     whole = all_logits(model, TOKENS)
     ours = Run(TOKENS, [11, 2, 7, 5, 0], (33, 64, 1))
-    strangers = [Run(STRANGERS[0], [1], (2, 1)), Run(STRANGERS[1], [3, 4, 6], (40, 1))]
-    run_all(Forward(model, KvCache(model.config, 12)), [strangers[0], ours, strangers[1]], width=8)
+    others = [Run(OTHERS[0], [1], (2, 1)), Run(OTHERS[1], [3, 4, 6], (40, 1))]
+    run_all(Forward(model, KvCache(model.config, 12)), [others[0], ours, others[1]], width=8)
     assert (np.array(ours.logits) == whole).all()
 
 

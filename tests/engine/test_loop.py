@@ -244,9 +244,9 @@ def test_aborts_leave_nothing(batching: Batching, seed: int) -> None:
             gone.add(key)
             machine.engine.abort(key)
             machine.engine.abort(key)
-            told = len(received[key].events)
+            known = len(received[key].events)
             machine.engine.take_events()
-            assert len(received[key].events) == told
+            assert len(received[key].events) == known
     machine.require_empty()
     for key in requests.keys() - doomed:
         assert received[key].ids == served(Machine(), requests[key]).ids

@@ -38,7 +38,7 @@ class Sent:
             request = replace(request, max_tokens=request.max_tokens if leg else 1, transfer=transfer)
         self.machines[leg].engine.submit(self.key, request, self.received[leg])
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Do what the gateway does when a client hangs up, or one leg has failed."""
         self.is_given_up = True
         for machine in self.machines:
@@ -47,7 +47,7 @@ class Sent:
     @property
     def is_over(self) -> bool:
         if not self.is_given_up and any(received.bad for received in self.received):
-            self.give_up()
+            self.abort()
         return self.is_given_up or self.received[-1].finished is not None
 
 
@@ -82,7 +82,7 @@ def test_all_come_to_the_right_end(seed: int, way: str) -> None:
                 if rng.random() < 0.5:
                     turn(*machines)
             if rng.random() < 0.2:
-                sent[int(rng.integers(len(sent)))].give_up()
+                sent[int(rng.integers(len(sent)))].abort()
         turn_until(lambda: sum(not one.is_over for one in sent) == 0, *machines)
         turn_until(lambda: not any(machine.engine.facts().held for machine in machines), *machines)
         turn(*machines)

@@ -190,7 +190,7 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 def test_likeliest_of_equals_are_the_lowest() -> None:
-    """The alternatives told would differ from machine to machine."""
+    """The alternatives would differ from machine to machine."""
     logits = np.zeros(VOCAB, dtype=np.float32)
     logits[500] = 1
     assert [token for token, _ in scored(logits, 0, 4).top] == [500, 0, 1, 2]

@@ -211,10 +211,10 @@ def test_the_first_token_tells_how_long_its_prompt_took(stream: bool) -> None:
         call = await bench.complete(stream=stream)
         bench.thread.say(Started(), Token(Scored(40), PrefillTimes(0.25, 1.5)), token(41), Finished("length"))
         await asyncio.wait_for(call.task, 30)
-        told = (
+        times = (
             [line.get("phasesplit") for line in call.events()[:-1]] if stream else [json.loads(call.body)["phasesplit"]]
         )
-        assert told == [{"queued_s": 0.25, "prefill_s": 1.5}, None][: len(told)]
+        assert times == [{"queued_s": 0.25, "prefill_s": 1.5}, None][: len(times)]
 
     run(test)
 

@@ -125,8 +125,8 @@ def test_chat_fields_are_honoured() -> None:
     bounds = {leg: request.max_tokens for leg, request in found.items()}
     assert bounds == {"prefill": 1, "decode": 8, "whole": 8}
     assert {request.sampling.logprobs for request in found.values()} == {2}
-    for asked, told in ((chat, 0), (chat | {"logprobs": False}, None)):
-        assert through_the_gateway(asked)["whole"].sampling.logprobs == told
+    for asked, expected in ((chat, 0), (chat | {"logprobs": False}, None)):
+        assert through_the_gateway(asked)["whole"].sampling.logprobs == expected
 
 
 def test_echo_scores_the_prompt_on_one_machine() -> None:

@@ -261,7 +261,7 @@ def test_frame_outside_its_reservation_fails_that_transfer_alone(open_wire: Open
     other, reservation = wire.reserve(8, "other"), wire.reserve(8)
     lie = replace(reservation, blocks=(reservation.blocks[1], reservation.blocks[1] + 1))
     wire.sender.forget(reservation)
-    wire.sender._queue.clear()  # the receiver is not told
+    wire.sender._queue.clear()  # the receiver does not learn of it
     wire.sender.open(lie, (0, 1), 1_000.0)
     wire.sender.send(lie, 0)
     eventually(lambda: wire.sender.state(lie) is OutboundState.FAILED, wire.both)
@@ -475,22 +475,22 @@ def test_a_writer_that_went_astray_keeps_its_blocks_until_it_is_gone() -> None:
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\n" * 9, b"\0" * 100, Message(MessageKind.HELLO).pack()[:-1] + b"x" * 90]
 )
-def test_a_stranger_hurts_nobody(transport: str, garbage: bytes) -> None:
+def test_a_peer_that_does_not_identify_itself_hurts_nobody(transport: str, garbage: bytes) -> None:
     """Bytes that are not the protocol would stop the receiver, or another machine's transfers."""
     wire = Wire(transport)
     reservation = wire.reserve(16)
     if transport == "tcp":
-        stranger = socket.create_connection(("127.0.0.1", int(wire.address)))
+        peer = socket.create_connection(("127.0.0.1", int(wire.address)))
     else:
-        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stranger.connect(wire.address)
-    with stranger:
-        stranger.send(garbage)
-        stranger.settimeout(PATIENCE_S)
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        peer.connect(wire.address)
+    with peer:
+        peer.send(garbage)
+        peer.settimeout(PATIENCE_S)
         eventually(lambda: len(wire.channels) == 2, wire.both)
         wire.settle()
         with contextlib.suppress(ConnectionResetError):
-            assert stranger.recv(1) == b""
+            assert peer.recv(1) == b""
         # Whoever could write into shared memory is watched until its own end is closed.
         assert (wire.channels[1].condition is Condition.OPEN) == (transport == "shared-memory")
     eventually(lambda: wire.channels[1].condition is not Condition.OPEN, wire.both)

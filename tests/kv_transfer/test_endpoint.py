@@ -386,7 +386,7 @@ def test_a_peer_that_does_not_answer(open_pair: OpenPair) -> None:
     assert pair.prefill.outgoing.why("r") == "decode-0 has not answered the handshake within 10 s"
 
 
-def test_a_stranger_is_shown_out(open_pair: OpenPair) -> None:
+def test_a_peer_that_does_not_identify_itself_is_dropped(open_pair: OpenPair) -> None:
     """Connections of port scanners would stay open for ever, until no handle is left for the peers."""
     pair = open_pair()
     channel = open_channel(pair.decode.endpoint.address, boot_id())

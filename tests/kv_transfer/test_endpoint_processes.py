@@ -47,7 +47,7 @@ def another(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]
         process.stdout.close()
 
 
-def hears(process: subprocess.Popen[str], received: list[str], lines: int) -> bool:
+def has_said(process: subprocess.Popen[str], received: list[str], lines: int) -> bool:
     """Return whether a process has said so many lines."""
     assert process.stdout is not None
     while line := process.stdout.readline():
@@ -95,7 +95,7 @@ def machine(request: pytest.FixtureRequest, clock: StandingClock) -> Iterator[Ma
 def test_sender_that_dies_or_stops(machine: Machine, clock: StandingClock, how: signal.Signals, layers: int) -> None:
     """The decode machine would wait for ever for a prefill machine that is gone, or read half a prompt."""
     with another("prefill", machine.way, json.dumps(machine.endpoint.address), str(layers)) as (process, received):
-        eventually(lambda: hears(process, received, 1), machine.endpoint.poll)
+        eventually(lambda: has_said(process, received, 1), machine.endpoint.poll)
         machine.incoming.expect("r", 16, "prefill-0")
         arrived = functools.partial(machine.incoming._receiver.layers_arrived, 1)
         eventually(lambda: arrived() == layers, machine.endpoint.poll)
@@ -118,12 +118,12 @@ def test_receiver_that_dies_or_stops(machine: Machine, clock: StandingClock, how
     """The prefill machine would keep its KV for a decode machine that is gone, or send on for ever."""
     machine.pool[:] = needles(LAYOUT, BLOCKS)
     with another("decode", machine.way) as (process, received):
-        eventually(lambda: hears(process, received, 1))
+        eventually(lambda: has_said(process, received, 1))
         machine.outgoing.await_offer("r", "decode-0", json.loads(received[0]), 1)
         eventually(lambda: machine.outgoing.state("r") is OutboundState.OFFERED, machine.endpoint.poll)
         machine.outgoing.open("r", machine.free.hold("r", Use.SEND, 4).blocks)
         machine.outgoing.send_layer("r", 0)
-        eventually(lambda: hears(process, received, 2), machine.endpoint.poll)
+        eventually(lambda: has_said(process, received, 2), machine.endpoint.poll)
         process.send_signal(how)
         if how is signal.SIGSTOP:
             clock.start()

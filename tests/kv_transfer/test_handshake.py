@@ -62,7 +62,7 @@ class Eavesdropper:
 
 
 def test_both_prove_that_they_know_the_key() -> None:
-    """Machines of one cluster would not meet, or the receiver be met before it has proven anything."""
+    """Machines of one cluster would not connect, or the receiver be trusted before it has proven anything."""
     there = Eavesdropper()
     caller = HandshakeClient(PREFILL, KEY, ("decode-0", 3))
     passed = there.meet(1, caller)
@@ -225,11 +225,11 @@ def test_nobody_is_heard_before_the_proof(kind: MessageKind) -> None:
     there = Eavesdropper()
     reservation = there.receiver.reserve("r", 4, "prefill-0", 0.0)
     there.on_message(1, HandshakeClient(PREFILL, KEY, None).hello())
-    stranger = Message(kind, 3, reservation.transfer, blocks=1, length_bytes=LAYOUT.block_bytes)
-    assert there.receiver.place(1, stranger) is None
-    assert [said.kind for said in there.on_message(1, stranger)] == [MessageKind.REFUSE]
+    early = Message(kind, 3, reservation.transfer, blocks=1, length_bytes=LAYOUT.block_bytes)
+    assert there.receiver.place(1, early) is None
+    assert [said.kind for said in there.on_message(1, early)] == [MessageKind.REFUSE]
     assert there.receiver.state(reservation.transfer) is InboundState.RESERVED
-    assert there.on_message(1, *[stranger] * 9) == []
+    assert there.on_message(1, *[early] * 9) == []
     assert there.receiver.cuts == {1}
 
 
@@ -242,7 +242,7 @@ def test_a_machine_that_has_been_met_stays_who_it_is() -> None:
 
 
 def test_a_name_that_cannot_be_written_is_refused() -> None:
-    """A stranger's name would stop the receiver when it says why the stranger is refused."""
+    """An odd name would stop the receiver when it says why the peer is refused."""
     there = Eavesdropper(secret=None)
     there.meet(1, HandshakeClient(replace(PREFILL, machine="\ud800", epoch=2), None, None))
     refused = there.meet(2, HandshakeClient(replace(PREFILL, machine="\ud800"), None, None))[-1]
@@ -283,7 +283,7 @@ def test_who_proves_nothing_never_gets_the_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [b"", HandshakeClient(PREFILL, KEY, None).hello().pack()])
 def test_bytes_that_trickle_keep_nothing_open(first: bytes) -> None:
-    """A peer that sends a byte now and then, before or after its greeting, would keep its channel for ever."""
+    """A peer that sends a byte now and then, before or after its first message, would keep its channel for ever."""
     pair = Pair("tcp", secrets=(KEY, KEY))
     with socket.create_connection(pair.decode.endpoint.address["tcp"]) as peer:
         peer.sendall(first)
@@ -300,7 +300,7 @@ def test_bytes_that_trickle_keep_nothing_open(first: bytes) -> None:
     pair.close()
 
 
-def test_a_flood_of_strangers_is_bounded_and_keeps_nobody_out(open_pair: OpenPair) -> None:
+def test_a_flood_of_channels_without_a_name_is_bounded_and_keeps_nobody_out(open_pair: OpenPair) -> None:
     """Connections of unidentified would take all handles, or all the room that a machine of the cluster needs."""
     pair = open_pair(secrets=(KEY, KEY))
     unidentified = []
@@ -320,7 +320,7 @@ def test_a_flood_of_strangers_is_bounded_and_keeps_nobody_out(open_pair: OpenPai
         each.close()
 
 
-def test_a_stranger_who_does_not_read_holds_no_memory() -> None:
+def test_a_peer_that_does_not_read_holds_no_memory() -> None:
     """Answers to a peer that sends and does not read would pile up."""
     pair = Pair("tcp", secrets=(KEY, KEY))
     with socket.create_connection(pair.decode.endpoint.address["tcp"]) as peer:

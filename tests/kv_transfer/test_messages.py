@@ -1,4 +1,4 @@
-"""Headers, greetings and checksums: what is damaged or foreign must not pass."""
+"""Headers, peer info and checksums: what is damaged or foreign must not pass."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def test_length_is_bounded(kind: MessageKind) -> None:
         unpack(large.pack()[:HEADER_BYTES])
 
 
-def test_greeting_comes_back() -> None:
+def test_peer_info_comes_back() -> None:
     """A machine would be registered under another name, epoch or layout."""
     assert PeerInfo.from_text(GREETING.to_text()) == PeerInfo.from_text(GREETING.to_text(proof="x")) == GREETING
 
@@ -66,8 +66,8 @@ def test_greeting_comes_back() -> None:
         GREETING.to_text().replace(b'"epoch": 7', b'"epoch": 7.0'),
     ],
 )  # fmt: skip
-def test_what_is_no_greeting_is_refused(text: bytes) -> None:
-    """A stranger at the port would raise something that nobody expects."""
+def test_what_is_no_peer_info_is_refused(text: bytes) -> None:
+    """Another program at the port would raise something that nobody expects."""
     with pytest.raises(TransferError):
         PeerInfo.from_text(text)
 

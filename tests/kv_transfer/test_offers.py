@@ -96,21 +96,21 @@ STEPS = {
 def test_every_order_of_offer_order_and_end(steps: tuple[str, ...], end: str, times: int) -> None:
     """KV would be sent that nobody wants, or one end wait for the other: each step may come first, last or twice."""
     sender = ready_sender()
-    told = []
+    answers = []
     for step in steps:
         for _ in range(times if step != "order" else 1):
             STEPS[end if step == "end" else step](sender)
-        told += said(sender)
+        answers += said(sender)
     if "order" in steps and "end" not in steps:
         assert sender.state("r") is (OutboundState.OFFERED if "offer" in steps else OutboundState.AWAITED)
-        assert told == []
+        assert answers == []
     elif "order" in steps and "offer" in steps:
         # A reservation that ended before it was offered says nothing of the key that it would have had.
         unknown = end == "withdraw" and steps.index("end") < steps.index("offer")
         assert sender.state("r") is (OutboundState.AWAITED if unknown else OutboundState.FAILED)
     if "end" in steps and "offer" in steps:
         answer = MessageKind.STOPPED if end == "withdraw" else MessageKind.ABORT
-        assert (answer, 7) in told
+        assert (answer, 7) in answers
         assert sender.offer("r") is None or sender.state("r") is OutboundState.FAILED
     sender.heartbeat()
     alive = steps in (("order", "offer"), ("offer", "order"))
