@@ -25,19 +25,19 @@ from phasesplit.io.profiles import read_profile_file
 from phasesplit.io.workloads import load_workload
 from phasesplit.profiling.record import host_facts
 from phasesplit.validation.core_shares import cores_text
-from phasesplit.validation.prediction import NO_OVERHEADS, Twin
+from phasesplit.validation.prediction import NO_OVERHEADS, Predictor
 from phasesplit.validation.verify import Verification, on_cores
 from phasesplit.validation.verify_view import measure_profile, shown, verified
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE, VLLM_TABLE = ROOT / "docs" / "verify-table.md", ROOT / "docs" / "verify-table-vllm.md"
 CLUSTERS = {
-    "split 1P+1T": {"prompt": 1, "token": 1},
-    "split 2P+1T": {"prompt": 2, "token": 1},
+    "split 1P+1T": {"prefill": 1, "decode": 1},
+    "split 2P+1T": {"prefill": 2, "decode": 1},
     "unsplit 2": {"unsplit": 2},
 }
 VLLM_CLUSTERS = {
-    "vLLM-CPU 1P+1T": {"prompt": 1, "token": 1},
+    "vLLM-CPU 1P+1T": {"prefill": 1, "decode": 1},
     "vLLM-CPU unsplit 2": {"unsplit": 2},
     "vLLM-CPU unsplit 1": {"unsplit": 1},
 }
@@ -147,9 +147,9 @@ def trace_at(rate_per_s: float, duration_s: float) -> Trace:
 
 def capacity_per_s(cluster: ServedCluster, profile: Path) -> float:
     """Return the requests that a cluster is predicted to serve in a second when there is always one that waits."""
-    twin = Twin(cluster, read_profile_file(profile), profile)
+    predictor = Predictor(cluster, read_profile_file(profile), profile)
     share = on_cores(cluster)[0].core_share
-    return twin.predict(trace_at(200.0, 1.0), NO_OVERHEADS, share).result.throughput_per_s
+    return predictor.predict(trace_at(200.0, 1.0), NO_OVERHEADS, share).result.throughput_per_s
 
 
 def cores(run: Verification) -> str:

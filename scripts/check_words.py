@@ -42,15 +42,9 @@ INSTEAD = _SENTENCES | _TERMS
 """Regular expressions of whole words in lower case, and what to write instead; a space may be the end of a line."""
 
 _TOPICS = (
-    "console",
-    "doctor",
     "gateway",
-    "launcher",
     "planner",
-    "profiling",
     "protocol",
-    "replay",
-    "validation",
     "vllm",
 )
 LATER = dict.fromkeys([*(f"src/phasesplit/{topic}" for topic in _TOPICS), "ARCHITECTURE.md"], frozenset(_TERMS))

@@ -49,10 +49,10 @@ def main() -> None:
         whole = unsplit(trace, model, machines)
         show(f"unsplit {machines}", whole)
         splits = []
-        for prompt in range(1, machines):
-            pools = [("prefill", prompt, MACHINE), ("decode", machines - prompt, MACHINE)]
+        for prefill in range(1, machines):
+            pools = [("prefill", prefill, MACHINE), ("decode", machines - prefill, MACHINE)]
             splits.append(simulate(build_cluster(model, pools), trace))
-            show(f"split {prompt}P {machines - prompt}T", splits[-1])
+            show(f"split {prefill}P {machines - prefill}T", splits[-1])
         OUT.mkdir(exist_ok=True)
         best = min(splits, key=lambda result: result.metrics["e2e_s"].quantile(0.99))
         write_html(whole, OUT / "unsplit.html")

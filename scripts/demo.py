@@ -23,7 +23,7 @@ from phasesplit.io.workloads import load_workload
 from phasesplit.replay.client import Prompts
 from phasesplit.validation.core_shares import core_plan
 from phasesplit.validation.live import Live, LiveRun
-from phasesplit.validation.prediction import NO_OVERHEADS, Twin
+from phasesplit.validation.prediction import NO_OVERHEADS, Predictor
 from phasesplit.validation.verify import Verification, profile_doubts
 from phasesplit.validation.verify_command import verification_record
 from phasesplit.validation.verify_page import write_verify_html
@@ -33,7 +33,7 @@ OUT = Path("out")
 PROFILE, MACHINE, TRACE, PAGE = (
     OUT / name for name in ("demo-profile.json", "demo-machine.yaml", "demo-trace.csv", "demo.html")
 )
-POOLS = {"split": {"prompt": 1, "token": 1}, "unsplit": {"unsplit": 2}}
+POOLS = {"split": {"prefill": 1, "decode": 1}, "unsplit": {"unsplit": 2}}
 CLIP = (128, 32)
 """Longest prompt and output: two cores are few."""
 PROFILE_TIME = "15s"
@@ -55,7 +55,7 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     name, model = the_model()
     clusters = {kind: ServedCluster(name=kind, model=name, pools=pools) for kind, pools in POOLS.items()}
-    step(2, f"profile this machine ({PROFILE_TIME}): how long prompt and decode iterations take")
+    step(2, f"profile this machine ({PROFILE_TIME}): how long prefill and decode iterations take")
     profile_once(model)
     doubts = profile_doubts(read_profile_file(PROFILE))
     if doubts:
@@ -78,8 +78,8 @@ def main() -> None:
         "unsplit": verified(clusters["unsplit"], model, [trace], PROFILE)[0],
         "split": verified(clusters["split"], model, [trace], PROFILE, afterwards=lose_a_worker)[0],
     }
-    told = loss(lost[0])
-    print(told)
+    noted = loss(lost[0])
+    print(noted)
     step(6, "predicted against measured")
     for verification in found.values():
         show(verification)
@@ -87,7 +87,7 @@ def main() -> None:
         [verification_record(one) for one in found.values()],
         PAGE,
         heading="Split and unsplit on this machine: predicted against measured",
-        notes=[told],
+        notes=[noted],
     )
     print(f"\n{time.monotonic() - since_s:.0f} s in all. The report: {PAGE} (opens without a network).")
     print("Now with your own: phasesplit verify --help, phasesplit plan --help, phasesplit serve")
@@ -106,9 +106,9 @@ def the_model() -> tuple[str, Path]:
 
 def capacity_per_s(cluster: ServedCluster) -> float:
     """Return the requests that a cluster is predicted to serve in a second when there is always one that waits."""
-    twin = Twin(cluster, read_profile_file(PROFILE), PROFILE)
-    share = core_plan(twin.names).core_share
-    return twin.predict(requests(200.0, 1.0), NO_OVERHEADS, share).result.throughput_per_s
+    predictor = Predictor(cluster, read_profile_file(PROFILE), PROFILE)
+    share = core_plan(predictor.names).core_share
+    return predictor.predict(requests(200.0, 1.0), NO_OVERHEADS, share).result.throughput_per_s
 
 
 def requests(rate_per_s: float, duration_s: float) -> Trace:

@@ -469,7 +469,7 @@ def default_model() -> Finding:
 
 
 def pip_settings(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, str]:
-    """Return what pip is told about where packages come from, by its option names.
+    """Return what pip is configured to use as sources of packages, by its option names.
 
     Source: pip's documentation, "Configuration": later places go before earlier ones, the environment before all.
 
@@ -480,8 +480,8 @@ def pip_settings(environment: Mapping[str, str] = os.environ, root: Path = Path(
     home = Path(environment.get("HOME", "/nonexistent"))
     places = [root / "etc/xdg/pip/pip.conf", root / "etc/pip.conf", home / ".pip/pip.conf",
               home / ".config/pip/pip.conf", Path(sys.prefix) / "pip.conf"]  # fmt: skip
-    if told := environment.get("PIP_CONFIG_FILE"):
-        places.append(Path(told))
+    if given := environment.get("PIP_CONFIG_FILE"):
+        places.append(Path(given))
     found: dict[str, str] = {}
     for place in places:
         parser = configparser.RawConfigParser()
@@ -498,7 +498,7 @@ def pip_settings(environment: Mapping[str, str] = os.environ, root: Path = Path(
 def _unreachable(settings: Mapping[str, str]) -> tuple[str, str]:
     """Return the name of pip's index, and why it cannot be reached; the reason is empty where it can."""
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        return "", "pip is told to use none (no-index)"
+        return "", "pip is configured to use none (no-index)"
     index = urlsplit(settings.get("index-url", _INDEX))
     if index.scheme == "file":
         return index.path, "" if Path(index.path).is_dir() else "no such directory"

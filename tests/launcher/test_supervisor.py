@@ -32,7 +32,7 @@ def supervisor(commands: dict[str, str], lines: list[str] | None = None, **chang
         {name: python(code) for name, code in commands.items()},
         environment=dict(os.environ),
         log=lambda name, line: None if lines is None else lines.append(f"{name}: {line}"),
-        **({"patience": FAST, "first_epoch": 5} | changes),
+        **({"timeouts": FAST, "first_epoch": 5} | changes),
     )
 
 
@@ -174,8 +174,8 @@ def test_a_worker_that_hangs_before_it_is_up_is_killed_and_started_again() -> No
             return True
 
         lines: list[str] = []
-        patience = replace(FAST, start_s=0.3)
-        watched = supervisor({"a": "import time; time.sleep(60)"}, lines, answers=answers, patience=patience)
+        timeouts = replace(FAST, start_s=0.3)
+        watched = supervisor({"a": "import time; time.sleep(60)"}, lines, answers=answers, timeouts=timeouts)
         watched.start()
         await eventually_there(lambda: only(watched.listed())["pid"] is not None)
         pid = only(watched.listed())["pid"]

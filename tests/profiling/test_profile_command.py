@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_what_there_is_and_resume_goes_on(
         (("engine", "--model", "absent.gguf"), "model: got 'absent.gguf'"),
         (("engine", "--model", "small.gguf", "--kv-memory", "1kB"), "--kv-memory: got 1000, allowed is"),
         (("http://127.0.0.1:9", "--concurrency", "1"), "--concurrency: got 1, allowed is 2 to 1,024 requests"),
-        (("http://127.0.0.1:9", "--machine", "m.yaml"), "--machine: an endpoint does not tell the model's sizes"),
+        (("http://127.0.0.1:9", "--machine", "m.yaml"), "--machine: an endpoint does not report the model's sizes"),
         (("http://127.0.0.1:9", "--token-ids", "5"), "--token-ids: got '5'"),
         (("http://127.0.0.1:9", "--token-ids", "9:3"), "--token-ids: got '9:3', allowed is two whole numbers FROM:TO"),
         (("http://127.0.0.1:9", "--sizes", "llama2"), "--sizes: unknown name 'llama2', did you mean llama2-70b"),
@@ -150,7 +150,7 @@ def test_a_machine_file_that_cannot_be_written_is_refused_before_measuring(call:
         options = ("--machine", "m.yaml", "--sizes", "llama2-70b", "--budget", "5s")
         outcome = call(server.url, *options)
         assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-        assert f"--machine: {server.url} does not tell its KV capacity" in outcome.err
+        assert f"--machine: {server.url} does not report its KV capacity" in outcome.err
         assert not server.prompts
     assert {path.name for path in tmp_path.iterdir()} <= {"small.gguf", "cache"}
 

@@ -1,4 +1,4 @@
-"""The simulator's twin of a live cluster: the same KV memory, link and cores, and what was measured on the idle one."""
+"""The simulator predicts a live cluster: same KV memory, link and cores, and what was measured on the idle one."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ from phasesplit.validation.core_shares import (
     with_descendants,
 )
 from phasesplit.validation.live import Live, LiveRun, in_order
-from phasesplit.validation.prediction import NO_OVERHEADS, Overheads, Twin, as_gateways_expect
+from phasesplit.validation.prediction import NO_OVERHEADS, Overheads, Predictor, as_gateways_expect
 from phasesplit.validation.verify import check_kv, idle_overheads, idle_trace, profile_doubts
 
 SIZES = {
@@ -40,8 +40,8 @@ LINK = {
 }  # fmt: skip
 
 
-def twin(tmp_path: Path, pools: dict[str, int], *, kv_blocks: int = 100, **changes: Any) -> Twin:
-    """A twin whose prompts take 1 ms a token, and whose decode iterations 10 ms for one request, 20 ms for eleven."""
+def predictor(tmp_path: Path, pools: dict[str, int], *, kv_blocks: int = 100, **changes: Any) -> Predictor:
+    """A cluster with prefill of 1 ms a token, and decode iterations of 10 ms for 1 request and 20 ms for 11."""
     path = tmp_path / "profile.json"
     content = {
         "format": "phasesplit profile", "version": 1, "target": "engine", "taken": "2026-01-01T00:00:00+00:00",
@@ -62,7 +62,7 @@ def twin(tmp_path: Path, pools: dict[str, int], *, kv_blocks: int = 100, **chang
     }  # fmt: skip
     path.write_bytes(orjson.dumps(content))
     cluster = ServedCluster(pools=pools, kv_bytes=kv_blocks * BLOCK_BYTES + 5)
-    return Twin(cluster, read_profile_file(path), path, threshold_tokens=64)
+    return Predictor(cluster, read_profile_file(path), path, threshold_tokens=64)
 
 
 def trace_of(*requests: tuple[float, int, int]) -> Trace:
@@ -73,10 +73,10 @@ def trace_of(*requests: tuple[float, int, int]) -> Trace:
 SPLIT = {"prefill": 1, "decode": 1}
 
 
-def test_the_twin_has_the_blocks_that_a_worker_makes_of_the_same_memory(tmp_path: Path) -> None:
+def test_the_prediction_has_the_blocks_that_a_worker_makes_of_the_same_memory(tmp_path: Path) -> None:
     """Queues for KV would differ for no other reason than another capacity."""
-    assert twin(tmp_path, SPLIT, kv_blocks=100).kv_blocks == 100
-    assert twin(tmp_path, SPLIT, kv_blocks=7).kv_blocks == 7
+    assert predictor(tmp_path, SPLIT, kv_blocks=100).kv_blocks == 100
+    assert predictor(tmp_path, SPLIT, kv_blocks=7).kv_blocks == 7
 
 
 def test_another_capacity_is_refused_before_anything_is_compared() -> None:
@@ -90,7 +90,7 @@ def test_another_capacity_is_refused_before_anything_is_compared() -> None:
 
 def test_a_request_alone_takes_what_the_profile_says(tmp_path: Path) -> None:
     """Times of the profile, the link or the front end would be lost on the way into the prediction."""
-    cluster = twin(tmp_path, SPLIT)
+    cluster = predictor(tmp_path, SPLIT)
     plain = cluster.predict(trace_of((0.0, 100, 5)), NO_OVERHEADS).side
     assert plain.ttft_s[0] == pytest.approx(0.1, rel=0.02)
     assert plain.e2e_s[0] == pytest.approx(0.1 + float(plain.stages_s[TRANSFER][0]) + 4 * 0.01, rel=1e-6)
@@ -103,7 +103,7 @@ def test_a_request_alone_takes_what_the_profile_says(tmp_path: Path) -> None:
 
 def test_workers_with_half_a_core_are_predicted_to_take_twice_as_long(tmp_path: Path) -> None:
     """Workers that share a core would be predicted as if each had it alone."""
-    cluster, trace = twin(tmp_path, SPLIT), trace_of((0.0, 100, 10))
+    cluster, trace = predictor(tmp_path, SPLIT), trace_of((0.0, 100, 10))
     whole = cluster.predict(trace, NO_OVERHEADS).side
     half = cluster.predict(trace, NO_OVERHEADS, 0.5).side
     computed_s = [float(side.e2e_s[0] - side.stages_s[TRANSFER][0]) for side in (whole, half)]
@@ -203,16 +203,18 @@ def test_the_front_goes_where_it_may_again(tmp_path: Path) -> None:
 
 def test_transfers_take_as_long_as_over_the_link_that_was_measured(tmp_path: Path) -> None:
     """The simulator would charge shared memory with the costs of a network between servers."""
-    exposed_s = float(twin(tmp_path, SPLIT).predict(trace_of((0.0, 100, 5)), NO_OVERHEADS).side.stages_s[TRANSFER][0])
+    exposed_s = float(
+        predictor(tmp_path, SPLIT).predict(trace_of((0.0, 100, 5)), NO_OVERHEADS).side.stages_s[TRANSFER][0]
+    )
     last_layer_s = 100 * BLOCK_BYTES / 32 / 4 / LINK["bytes_per_s"]
     assert exposed_s == pytest.approx(LINK["latency_s"] + 4 * LINK["per_layer_s"] + last_layer_s, rel=1e-6)
 
 
 def test_a_split_cluster_needs_a_link(tmp_path: Path) -> None:
     """Transfers would be predicted from nothing."""
-    with pytest.raises(SpecError, match="tells nothing of the link"):
-        twin(tmp_path, SPLIT, link=None)
-    assert twin(tmp_path, {"unsplit": 1}, link=None).names == ["unsplit-0"]
+    with pytest.raises(SpecError, match="has no link"):
+        predictor(tmp_path, SPLIT, link=None)
+    assert predictor(tmp_path, {"unsplit": 1}, link=None).names == ["unsplit-0"]
 
 
 def test_rules_expect_what_a_gateway_would() -> None:
@@ -251,7 +253,7 @@ def idle_run(times_s: dict[str, float], batch_s: float) -> LiveRun:
 
 def test_the_front_end_is_what_short_requests_take_longer_than_their_iterations(tmp_path: Path) -> None:
     """What messages and sending take would be lost, counted twice, or charged to the wrong stage."""
-    times = twin(tmp_path, SPLIT).times
+    times = predictor(tmp_path, SPLIT).times
     trace = idle_trace(times, 4096)
     assert (len(trace), int(trace.prompt_tokens[0]), int(trace.output_tokens[0])) == (14, 32, 16)
     assert float(trace.arrival_s[6]) == float(trace.arrival_s[13]) > float(trace.arrival_s[5])
@@ -267,7 +269,7 @@ def test_the_front_end_is_what_short_requests_take_longer_than_their_iterations(
 
 def test_what_a_profile_from_outside_has_in_its_prompts_is_not_in_the_queue_too(tmp_path: Path) -> None:
     """The way to the server would count twice, and every TTFT of a vLLM machine would be predicted too long."""
-    times = twin(tmp_path, SPLIT).times
+    times = predictor(tmp_path, SPLIT).times
     run = idle_run({"queue": 0.005, "prompt": 0.029, "step": 0.01, "client": 0.0}, batch_s=0.017)
     found = idle_overheads(run, times, idle_trace(times, 4096))
     assert found.stages_s[QUEUE] + found.stages_s[PREFILL] == pytest.approx(0.034 - 0.032)
@@ -275,7 +277,7 @@ def test_what_a_profile_from_outside_has_in_its_prompts_is_not_in_the_queue_too(
 
 def test_a_cluster_faster_than_its_profile_has_no_negative_front_end(tmp_path: Path) -> None:
     """A profile that is too slow would be corrected in secret."""
-    times = twin(tmp_path, SPLIT).times
+    times = predictor(tmp_path, SPLIT).times
     run = idle_run({"queue": 0.0, "prompt": 0.02, "step": 0.005, "client": 0.0}, batch_s=0.01)
     found = idle_overheads(run, times, idle_trace(times, 4096))
     assert (found.iteration_s, found.decode_s, found.first_s) == (0.0, 0.0, 0.0)
@@ -284,7 +286,7 @@ def test_a_cluster_faster_than_its_profile_has_no_negative_front_end(tmp_path: P
 @pytest.mark.parametrize(("mean", "expected"), [(0.1, False), (0.317, True), (None, False)])
 def test_a_profile_that_does_not_hold_is_doubted(tmp_path: Path, mean: float | None, expected: bool) -> None:
     """A person would take a host that was busy while it was profiled for a prediction that is wrong."""
-    twin(tmp_path, {"unsplit": 1}, errors={"all": {"count": 11, "mean": mean, "worst": 1.0, "worst_at": "there"}})
+    predictor(tmp_path, {"unsplit": 1}, errors={"all": {"count": 11, "mean": mean, "worst": 1.0, "worst_at": "there"}})
     doubts = profile_doubts(read_profile_file(tmp_path / "profile.json"))
     assert bool(doubts) == expected
     assert not expected or "the profile is 32% off" in doubts[0]
@@ -292,5 +294,5 @@ def test_a_profile_that_does_not_hold_is_doubted(tmp_path: Path, mean: float | N
 
 def test_a_profile_that_was_not_checked_is_not_doubted(tmp_path: Path) -> None:
     """A short profile that keeps nothing apart would stop the comparison with an error."""
-    twin(tmp_path, {"unsplit": 1})
+    predictor(tmp_path, {"unsplit": 1})
     assert profile_doubts(read_profile_file(tmp_path / "profile.json")) == []

@@ -178,7 +178,7 @@ async def keep_announced(
         facts: Makes a snapshot of its facts.
         key: Join key, or None.
         has_listener: Whether somebody listens to its events.
-        say: Told what goes wrong twice in a row (a gateway may take a moment to start), once for each thing.
+        say: Called with what goes wrong twice in a row (a gateway may take a moment to start), once for each thing.
 
     Raises:
         SpecError: The gateway refuses the worker, for its key, its model or its name; asking again changes nothing.

@@ -46,12 +46,12 @@ _LEAST_BLOCKS = 4  # to measure a link with
 
 
 Happened = list[tuple[Callable[[Event], None], Event]]
-"""What has happened to requests, and who is to be told of each."""
+"""What has happened to requests, each with the function that takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What a worker is told at its start.
+    """What a worker is given at its start.
 
     Attributes:
         name: Its name, unique in the cluster.
@@ -84,9 +84,9 @@ class EmbeddedWorker:
     """A worker's parts, made in order and closed in the opposite one.
 
     Args:
-        settings: What it is told.
+        settings: What it is given.
         deliver: Takes the engine's events, on the engine's thread.
-        say: Told what takes time.
+        say: Called with what takes time.
         key: The cluster's join key, which machines prove to one another before KV moves between them, or None.
 
     Attributes:
@@ -181,7 +181,7 @@ class EmbeddedWorker:
         }
 
     def start(self) -> None:
-        """Start the engine's thread, and get beside it what the first request will need."""
+        """Start the engine's thread, and load in another one what the first request will need."""
         self._thread.start()
         threading.Thread(target=self._get_rest, name="rest", daemon=True).start()
 
@@ -192,7 +192,7 @@ class EmbeddedWorker:
         _ = self.worker.tokenizer
 
     def close(self) -> None:
-        """End the engine's thread, and let go of sockets and memory."""
+        """End the engine's thread, and close sockets and memory."""
         self._thread.stop(2.0)
         self._endpoint.close()
 
@@ -208,7 +208,7 @@ def warm_up(say: Callable[[str], None]) -> None:
     Of the workers that start at the same time on a cold host one compiles, and the others wait for it.
 
     Args:
-        say: Told that it will take a while, where it will.
+        say: Called with a line where it will take a while.
     """
     if compiling.CACHE_IS_WARM or compiling.CACHE_DIRECTORY is None:
         kernels.warm_up()

@@ -42,10 +42,10 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watchers:
-    """Who is told what.
+    """Who gets what.
 
     Attributes:
-        ready: Told once all workers have joined.
+        ready: Called once all workers have joined.
         say: Takes one line about the cluster.
         log: Takes a worker's name and a line of its log.
         decisions: Takes the scheduler's decisions, a line each, or None.
@@ -62,7 +62,7 @@ class Watchers:
 
 
 async def run_cluster(cluster: ServedCluster, model: Path, watchers: Watchers) -> int:
-    """Serve until told to stop, and return the process's exit code.
+    """Serve until a signal, and return the process's exit code.
 
     The first SIGINT or SIGTERM drains: no new requests, those that are here have `drain_s` seconds. The second ends
     everything at once. No worker outlives this process, however it ends.
@@ -70,7 +70,7 @@ async def run_cluster(cluster: ServedCluster, model: Path, watchers: Watchers) -
     Args:
         cluster: What to run.
         model: Path of the model.
-        watchers: Who is told.
+        watchers: Who gets what happens.
 
     Raises:
         SpecError: The model, the limits or the address are wrong, or workers cannot run.
@@ -86,12 +86,12 @@ async def run_cluster(cluster: ServedCluster, model: Path, watchers: Watchers) -
             environment=worker_environment(cluster),
             log=watchers.log,
             answers=_answers,
-            patience=SupervisorTimeouts(stalled_s=cluster.stalled_s),
+            timeouts=SupervisorTimeouts(stalled_s=cluster.stalled_s),
         )
         # The workers take longest to start: they go first, and the gateway is put together meanwhile.
         supervisor.start()
         try:
-            making = _beside(lambda: _gateway(cluster, model, name, watchers))
+            making = _in_thread(lambda: _gateway(cluster, model, name, watchers))
             await _first_of(making, signals.first.wait())
             if signals.first.is_set():
                 return INTERRUPTED  # nothing runs that would have to end in peace
@@ -177,19 +177,19 @@ async def _first_of(work: "asyncio.Future[Any]", signal_comes: Coroutine[Any, An
     Raises:
         Exception: What the work has raised.
     """
-    told = asyncio.ensure_future(signal_comes)
-    await asyncio.wait([work, told], return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
+    stopping = asyncio.ensure_future(signal_comes)
+    await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
     if work.done():
         work.result()
 
 
-def _beside(make: Callable[[], Any]) -> "asyncio.Future[Any]":
+def _in_thread(make: Callable[[], Any]) -> "asyncio.Future[Any]":
     """Return what a thread makes that this process does not wait for when it ends: it may compile for a while."""
     loop = asyncio.get_running_loop()
     made: asyncio.Future[Any] = loop.create_future()
 
-    def tell(take: Callable[[Any], None], result: Any) -> None:
+    def hand_over(take: Callable[[Any], None], result: Any) -> None:
         if not made.done():
             take(result)
 
@@ -200,7 +200,7 @@ def _beside(make: Callable[[], Any]) -> "asyncio.Future[Any]":
         except BaseException as problem:
             take, result = made.set_exception, problem
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, take, result)
+            loop.call_soon_threadsafe(hand_over, take, result)
 
     threading.Thread(target=run, name="gateway", daemon=True).start()
     return made

@@ -137,12 +137,12 @@ def serve(
         decisions, log_ended = _decisions(logged.log_decisions, open_files)
         terminal = WorkersHere()
 
-        def tell(ready: "Ready") -> None:
+        def on_ready(ready: "Ready") -> None:
             terminal.is_starting = False
             typer.echo(ready.text())
 
         watchers = Watchers(
-            ready=tell,
+            ready=on_ready,
             say=_say,
             log=_log(logged.logs, terminal),
             decisions=decisions,
@@ -236,7 +236,7 @@ def _log(directory: str | None, terminal: WorkersHere) -> Callable[[str, str], N
 
 
 def _decisions(path: str | None, open_files: Any) -> tuple[Callable[[bytes], object] | None, Callable[[], str]]:
-    """Return who takes decisions, if anybody, and what tells why nobody does any more."""
+    """Return what takes decisions, None for nothing, and a function that says why the log has ended early."""
     if path is None:
         return None, str
     from phasesplit.io.decision_log import DecisionLog
@@ -253,7 +253,7 @@ def _decisions(path: str | None, open_files: Any) -> tuple[Callable[[bytes], obj
 
 
 def _records(path: str | None, otlp_endpoint: str | None, open_files: Any) -> Callable[[Any], object] | None:
-    """Return who is told of each request that has ended: a file, a collector of traces, both, or nobody."""
+    """Return what takes the record of each request that has ended: a file, a collector of traces, both, or nothing."""
     takers: list[Callable[[Any], object]] = []
     if path is not None:
         from phasesplit.io.decision_log import RequestLog
@@ -276,11 +276,11 @@ def _records(path: str | None, otlp_endpoint: str | None, open_files: Any) -> Ca
     if not takers:
         return None
 
-    def tell(record: Any) -> None:
+    def take_record(record: Any) -> None:
         for take in takers:
             take(record)
 
-    return tell
+    return take_record
 
 
 def traces_url(option: str | None, environment: Mapping[str, str]) -> str | None:
@@ -293,15 +293,15 @@ def traces_url(option: str | None, environment: Mapping[str, str]) -> str | None
     Raises:
         SpecError: It is not a URL.
     """
-    told = option or environment.get(_OTLP_TRACES) or environment.get(_OTLP)
-    if not told:
+    given = option or environment.get(_OTLP_TRACES) or environment.get(_OTLP)
+    if not given:
         return None
     where = "--otlp-endpoint" if option else _OTLP_TRACES if environment.get(_OTLP_TRACES) else _OTLP
-    if not told.startswith(("http://", "https://")):
-        raise SpecError.bad(where, told, "a URL, such as http://localhost:4318")
+    if not given.startswith(("http://", "https://")):
+        raise SpecError.bad(where, given, "a URL, such as http://localhost:4318")
     # Source: OpenTelemetry's specification of the exporter: only the variable for traces names the page itself.
-    is_page = where == _OTLP_TRACES or told.rstrip("/").endswith("/v1/traces")
-    return told if is_page else f"{told.rstrip('/')}/v1/traces"
+    is_page = where == _OTLP_TRACES or given.rstrip("/").endswith("/v1/traces")
+    return given if is_page else f"{given.rstrip('/')}/v1/traces"
 
 
 def _say(line: str) -> None:

@@ -168,7 +168,7 @@ class SupervisorTimeouts:
     Attributes:
         first_wait_s: Seconds before the first restart; each further quick death doubles them.
         most_wait_s: Their bound.
-        quick_s: A process that lived shorter died quickly.
+        quick_s: A process that ends sooner counts as a quick end.
         quick_deaths: So many in a row, and the worker is given up.
         start_s: A process that has not announced itself after so long is killed, and started again; vLLM gets to
             know by itself, and earlier, that it does not come up.
@@ -206,7 +206,7 @@ class Supervisor:
         environment: What the workers find in their environment.
         log: Where their output and what happens to them goes.
         answers: From a worker's URL to whether it answers; a stalled one is killed. None: nobody looks.
-        patience: When to act.
+        timeouts: When to act.
         now_s: Returns seconds on a clock that never goes back, by which lives are quick or not.
         first_epoch: Epoch of the first start. A later life of this program must not start lower: workers of other
             hosts refuse an epoch that is older than what they know.
@@ -219,14 +219,14 @@ class Supervisor:
         environment: Mapping[str, str],
         log: Log,
         answers: Callable[[str], Awaitable[bool]] | None = None,
-        patience: SupervisorTimeouts | None = None,
+        timeouts: SupervisorTimeouts | None = None,
         now_s: Callable[[], float] = time.monotonic,
         first_epoch: int | None = None,
     ) -> None:
         epoch = int(time.time() * 1000) if first_epoch is None else first_epoch
         self._places = {name: _Place(name, command, epoch) for name, command in commands.items()}
         self._environment, self._log, self._answers = environment, log, answers
-        self._patience, self._now_s = patience or SupervisorTimeouts(), now_s
+        self._timeouts, self._now_s = timeouts or SupervisorTimeouts(), now_s
         self._is_ending = False
 
     def start(self) -> None:
@@ -276,7 +276,7 @@ class Supervisor:
                 place.child.send(signal.SIGKILL)
 
     async def _keep(self, place: _Place) -> None:
-        deaths: deque[str] = deque(maxlen=self._patience.quick_deaths)
+        deaths: deque[str] = deque(maxlen=self._timeouts.quick_deaths)
         while not self._is_ending:
             since_s = self._now_s()
             child = place.child = Child(place.name, place.epoch, self._log)
@@ -298,14 +298,14 @@ class Supervisor:
                 place.given_up = f"worker {place.name} cannot run: {_last_words(child)}"
                 self._log(place.name, place.given_up)
                 return
-            if self._now_s() - since_s >= self._patience.quick_s:
+            if self._now_s() - since_s >= self._timeouts.quick_s:
                 deaths.clear()
             deaths.append(how)
-            if len(deaths) == self._patience.quick_deaths:
-                place.given_up = _despair(child, deaths)
+            if len(deaths) == self._timeouts.quick_deaths:
+                place.given_up = _gives_up(child, deaths)
                 self._log(place.name, place.given_up)
                 return
-            wait_s = min(self._patience.first_wait_s * 2 ** (len(deaths) - 1), self._patience.most_wait_s)
+            wait_s = min(self._timeouts.first_wait_s * 2 ** (len(deaths) - 1), self._timeouts.most_wait_s)
             self._log(place.name, f"ended ({how}); starting it again in {wait_s:.1f} s")
             await asyncio.sleep(wait_s)
             place.epoch += 1
@@ -315,20 +315,20 @@ class Supervisor:
         """Kill a process that does not come up, or has come up and no longer answers."""
         if self._answers is None:
             return
-        began_s = heard_s = time.monotonic()
+        began_s = answered_s = time.monotonic()
         unanswered, why = 0, ""
         while not why:
-            await asyncio.sleep(self._patience.probe_s)
+            await asyncio.sleep(self._timeouts.probe_s)
             announcement, now_s = child.announcement, time.monotonic()
             if announcement is None:
-                heard_s = now_s
-                if now_s - began_s > self._patience.start_s:
-                    why = f"has not come up within {self._patience.start_s:.0f} s: killed"
+                answered_s = now_s
+                if now_s - began_s > self._timeouts.start_s:
+                    why = f"has not come up within {self._timeouts.start_s:.0f} s: killed"
             elif await self._answers(str(announcement.get("url", ""))):
-                heard_s, unanswered = time.monotonic(), 0
+                answered_s, unanswered = time.monotonic(), 0
             # Not at the first: that one may have been on its way while the whole host stood still.
-            elif (unanswered := unanswered + 1) > 1 and time.monotonic() - heard_s > self._patience.stalled_s:
-                why = f"has not answered for {self._patience.stalled_s:.0f} s: killed"
+            elif (unanswered := unanswered + 1) > 1 and time.monotonic() - answered_s > self._timeouts.stalled_s:
+                why = f"has not answered for {self._timeouts.stalled_s:.0f} s: killed"
         self._log(place.name, why)
         child.send(signal.SIGKILL)
 
@@ -337,7 +337,7 @@ def _has_announced(place: _Place) -> bool:
     return place.child is not None and place.child.announcement is not None
 
 
-def _despair(child: Child, deaths: Sequence[str]) -> str:
+def _gives_up(child: Child, deaths: Sequence[str]) -> str:
     return (
         f"worker {child.name} is given up: it ended {len(deaths)} times in a row ({deaths[-1]}); "
         f"it said last: {_last_words(child)}"

@@ -163,7 +163,7 @@ def worker(
             sockets=directory,
             transfer_host=number(place.host, place.gateway),
         )
-        ready = tell if supervised.parent is None else announce
+        ready = say_ready if supervised.parent is None else announce
         return asyncio.run(run_worker(worker_settings, place, ready=ready, say=say))
 
 
@@ -266,7 +266,7 @@ def announce(announcement: dict[str, Any]) -> None:
     typer.echo(json.dumps(announcement))
 
 
-def tell(announcement: dict[str, Any]) -> None:
+def say_ready(announcement: dict[str, Any]) -> None:
     """Print an announcement for people."""
     name, home, model, url = (announcement[field] for field in ("name", "home", "model", "url"))
     say(f"worker {name} ({home}) serves {model} on {url}")

@@ -14,7 +14,7 @@ from phasesplit.launcher.listening import Listening
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """Where a worker listens and whom it tells.
+    """Where a worker listens, and which gateway it joins.
 
     Attributes:
         host: Where it listens.
@@ -22,7 +22,7 @@ class WorkerPlace:
         gateway: Whom it joins, None for nobody.
         join_key: Key for that, or None.
         key: Key that its own callers have to bring, or None.
-        drain_s: Seconds that requests have to end in when it is told to stop.
+        drain_s: Seconds that live requests have to end when the worker is stopped.
     """
 
     host: str
@@ -46,15 +46,15 @@ async def run_worker(
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> int:
-    """Run a worker until it is told to stop, and return the process's exit code.
+    """Run a worker until it is stopped, and return the process's exit code.
 
-    The first SIGTERM or SIGINT lets it drain; the second ends it at once. An engine that dies ends it too, so that
+    The first SIGTERM or SIGINT lets it drain; the second ends it at once. An engine that fails ends it too, so that
     whoever supervises it starts another.
 
     Args:
         settings: What it is.
         place: Where it is.
-        ready: Told once it can be reached: `url`, and its facts.
+        ready: Called with `url` and its facts once it can be reached.
         say: Takes one line for the log.
 
     Raises:
@@ -63,7 +63,7 @@ async def run_worker(
     loop = asyncio.get_running_loop()
 
     def deliver(happened: Happened) -> None:
-        loop.call_soon_threadsafe(_tell, happened)
+        loop.call_soon_threadsafe(_deliver, happened)
 
     embedded = await asyncio.to_thread(EmbeddedWorker, settings, deliver, say, place.join_key)
     listening = Listening(place.host, place.port)
@@ -94,13 +94,13 @@ async def live(
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> int:
-    """Announce a worker that is served, until it is told to stop or its engine ends; see `run_worker`.
+    """Announce a worker that is served, until it is stopped or its engine ends; see `run_worker`.
 
     Args:
         worker: Who answers for it.
         place: Where it is.
         listening: Its server; stopped at the end.
-        ready: Told at once: `url`, and its facts.
+        ready: Called at once with `url` and its facts.
         say: Takes one line for the log.
 
     Raises:
@@ -121,12 +121,12 @@ async def live(
         )
     code = 0
     try:
-        if await _told_to_stop(lambda: worker.error is None and not (announcing is not None and announcing.done())):
+        if await _stopped(lambda: worker.error is None and not (announcing is not None and announcing.done())):
             if announcing is not None:
                 announcing.cancel()
             worker.drain()
             await asyncio.wait(
-                [asyncio.create_task(worker.drained(place.drain_s)), asyncio.create_task(_told_to_stop(lambda: True))],
+                [asyncio.create_task(worker.drained(place.drain_s)), asyncio.create_task(_stopped(lambda: True))],
                 return_when=asyncio.FIRST_COMPLETED,
             )
         elif worker.error is None and announcing is not None:
@@ -142,19 +142,19 @@ async def live(
     return code
 
 
-def _tell(happened: Happened) -> None:
+def _deliver(happened: Happened) -> None:
     for on_event, event in happened:
         on_event(event)
 
 
-async def _told_to_stop(goes_on: Callable[[], bool], look_s: float = 0.1) -> bool:
+async def _stopped(goes_on: Callable[[], bool], look_s: float = 0.1) -> bool:
     """Wait for SIGTERM or SIGINT; return whether one came, rather than that `goes_on` turned false."""
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopped.set)
     while goes_on():
         try:
-            await asyncio.wait_for(told.wait(), look_s)
+            await asyncio.wait_for(stopped.wait(), look_s)
         except TimeoutError:
             continue
         return True

@@ -172,7 +172,7 @@ class Candidate:
 
 
 def candidates(timed: Sequence[Timed], bounds: Bounds) -> list[Candidate]:
-    """Return the gaps between knots, wrong and wide ones first; their knots, told by the others, say how wrong.
+    """Return the gaps between knots, wrong and wide ones first; how wrong is the error of a fit without their knots.
 
     Args:
         timed: What was timed.
@@ -209,11 +209,11 @@ def _alone(timed: Sequence[Timed]) -> set[int]:
 
 
 def _left_out(timed: Sequence[Timed], phase: str, knots: Sequence[int]) -> dict[int, float]:
-    """Return by each inner knot that ends a gap how wrongly it is told by a fit without it."""
+    """Return by each inner knot that ends a gap the relative error of a fit without it."""
     errors = {}
     for before, knot, after in zip(knots, knots[1:], knots[2:], strict=False):
         if after - before == 2:
-            continue  # no number lies between it and the knots beside it
+            continue  # no number lies between it and the knots next to it
 
         def is_here(one: Timed, knot: int = knot) -> bool:
             size = one.shape.prompt_tokens if phase == "prefill" else one.shape.requests

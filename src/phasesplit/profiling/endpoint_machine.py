@@ -29,7 +29,7 @@ _FACTS_PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointFacts:
-    """What it tells; None of what it does not.
+    """What it reports; None of what it does not.
 
     Attributes:
         kv: How much KV it has room for.
@@ -54,9 +54,9 @@ async def endpoint_facts(endpoint: Endpoint, api_key: str | None = None) -> Endp
     try:
         async with aiohttp.ClientSession(timeout=limits, headers=headers) as session:
             async with session.get(f"{endpoint.url}/facts") as answer:
-                told = await answer.json() if answer.status == 200 else None
-            if isinstance(told, dict) and {"capacity_blocks", "block_tokens"} <= told.keys():
-                return _told(told)
+                found = await answer.json() if answer.status == 200 else None
+            if isinstance(found, dict) and {"capacity_blocks", "block_tokens"} <= found.keys():
+                return _found(found)
             async with session.get(f"{endpoint.url}/metrics") as answer:
                 text = await answer.text() if answer.status == 200 else ""
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
@@ -64,7 +64,7 @@ async def endpoint_facts(endpoint: Endpoint, api_key: str | None = None) -> Endp
     return EndpointFacts(kv=_kv_of_vllm(text))
 
 
-def _told(facts: Mapping[str, Any]) -> EndpointFacts:
+def _found(facts: Mapping[str, Any]) -> EndpointFacts:
     from phasesplit.io.profile_schema import KvFacts, LinkFacts
 
     link = facts.get("measured_link")
@@ -82,7 +82,7 @@ def _told(facts: Mapping[str, Any]) -> EndpointFacts:
 
 
 def _bytes_per_token(layout: Any) -> float | None:
-    """Return the KV bytes of a token by the layout that a worker tells; None where it tells none."""
+    """Return the KV bytes of a token by the layout that a worker reports; None where it reports none."""
     try:
         known = KvLayout(**layout)
     except (TypeError, TransferError):

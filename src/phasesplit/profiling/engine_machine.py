@@ -64,7 +64,7 @@ class EngineMachine:
     """Times `Forward.run` over KV that holds random numbers, as much of it as a worker would have.
 
     A forward pass never waits. Where a run took longer than its thread ran, another process had the core: the time of
-    the thread counts then, and how often that was is told.
+    the thread counts then, and it is reported how often.
 
     Args:
         model: The model.

@@ -117,7 +117,7 @@ class Timed:
 
     @property
     def doubt(self) -> float:
-        """Relative standard error of the median; 1 over the number of runs below four, where none can be told.
+        """Relative standard error of the median; 1 over the number of runs below four, where there is none.
 
         Source: 1.25 standard deviations over the root of the number, for a normal distribution.
         """

@@ -23,7 +23,7 @@ class PowerMeter:
 
     Args:
         root: What stands in for the root of the file system, in tests.
-        clock: Tells the time.
+        clock: Returns the time, in seconds.
 
     Attributes:
         source: What is read.

@@ -123,7 +123,7 @@ def profile(
     Examples:
     phasesplit profile engine --budget 60s --machine this.yaml
     phasesplit profile http://127.0.0.1:8080 --error 5% -o endpoint.json
-    """  # noqa: D301 - \b is how click is told to keep these lines
+    """  # noqa: D301 - \b makes click keep these lines
     from phasesplit.console.workload_options import check_seed
     from phasesplit.io.profiles import ENDING, read_profile_file, write_machine_file, write_profile_file
     from phasesplit.io.results import check_output
@@ -137,13 +137,13 @@ def profile(
     if described.machine_file is not None:
         check_output(described.machine_file, (".yaml", ".yml"), "--machine")
         if target != ENGINE and endpoint.sizes is None:
-            raise SpecError("--machine: an endpoint does not tell the model's sizes; name the model with --sizes")
+            raise SpecError("--machine: an endpoint does not report the model's sizes; name the model with --sizes")
     if output is not None:
         check_output(output, (ENDING,), "--output")
     asked = _engine(model or "default", kv_memory) if target == ENGINE else _endpoint(target, model, endpoint)
     if described.machine_file is not None and asked.facts["kv"] is None:
         raise SpecError(
-            f"--machine: {asked.name} does not tell its KV capacity, in /facts as phasesplit or in /metrics as vLLM"
+            f"--machine: {asked.name} does not report its KV capacity, in /facts as phasesplit or in /metrics as vLLM"
             " does, which a machine file needs; leave out --machine"
         )
     facts = asked.facts | {"machine": _machine_facts(asked, described.name, before)}
@@ -228,8 +228,8 @@ def _endpoint(url: str, model: str | None, options: EndpointOptions) -> _Target:
     described = None if options.sizes is None else load_model(options.sizes, where="--sizes")
     key = os.environ.get(_KEY_VARIABLE)
     endpoint = asyncio.run(find_endpoint(url, model=model, api_key=key, where="TARGET"))
-    told = asyncio.run(endpoint_facts(endpoint, key))
-    kv = told.kv
+    reported = asyncio.run(endpoint_facts(endpoint, key))
+    kv = reported.kv
     if described is not None and kv is not None and kv.bytes_per_token is not None:
         described = described.with_kv_bytes_per_token(kv.bytes_per_token)
     machine = EndpointMachine(
@@ -239,8 +239,8 @@ def _endpoint(url: str, model: str | None, options: EndpointOptions) -> _Target:
         api_key=key,
         ids=drawn,
     )
-    unseen = "an endpoint does not tell it"
-    known = {"kv": kv, "link": told.link, "start_up_s": told.start_up_s}
+    unseen = "an endpoint does not report it"
+    known = {"kv": kv, "link": reported.link, "start_up_s": reported.start_up_s}
     unknown = {name: unseen for name, fact in {**known, "power": None}.items() if fact is None}
     facts = {
         "model": ModelFacts(

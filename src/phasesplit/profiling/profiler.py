@@ -157,12 +157,12 @@ def profile_machine(
         machine: What is timed.
         error: Mean error of held-out iterations at which it stops, > 0.
         budget_s: Time within which it ends, > 0; longer only where what a fit cannot do without takes longer.
-        clock: Tells the time.
+        clock: Returns the time, in seconds.
         seed: Of the held-out iterations.
         checks: How many of them.
         known: What was timed before.
         source: What reports say of the times.
-        on_state: Told before each iteration.
+        on_state: Called before each iteration.
     """
     session = _Session(machine, error, budget_s, clock, known, on_state)
     try:

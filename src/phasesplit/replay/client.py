@@ -227,7 +227,7 @@ async def replay(
         prompts: Makes the body's prompt for a number of tokens.
         api_key: Sent as a bearer token.
         timeout_s: A request that has not ended so long after it was due has failed.
-        on_end: Told of every request that ends.
+        on_end: Called with every request that ends.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     bodies = [_body(trace, row, model, prompts) for row in range(trace.arrival_s.size)]
@@ -329,7 +329,7 @@ async def _read(answer: aiohttp.ClientResponse, one: SeenRequest, start_s: float
 
 
 def _tokens(choice: dict[str, Any]) -> int:
-    """Return how many tokens a chunk brings: by their ids where the server tells them, else one for any text."""
+    """Return how many tokens a chunk brings: by their ids where the server sends them, else one for any text."""
     ids = choice.get("token_ids")
     return len(ids) if ids is not None else int(bool(choice.get("text")))
 

@@ -44,7 +44,7 @@ def fitting_names(machines: Sequence[str], predicted: Pairs, measured: Pairs) ->
     """Return machines by the names under which most predicted placements agree with those measured.
 
     Machines of one home are alike, and which of two idle ones comes first depends on what was served before; so names
-    are exchanged, but only within a home, which is what stands before the number: `prompt-0`.
+    are exchanged, but only within a home, which is what stands before the number: `prefill-0`.
 
     Args:
         machines: All names.
@@ -102,7 +102,7 @@ FIRST = (QUEUE, PREFILL, FRONT)
 def simulated_stages(columns: Mapping[str, NDArray[Any]], overheads_s: Mapping[str, float]) -> dict[str, Floats]:
     """Return the stages of simulated requests, in seconds, (n,) each; NaN for one that did not complete.
 
-    A simulation tells when the first decode iteration of a request begins, not when it ends: its length is taken to be
+    A simulation knows when the first decode iteration of a request begins, not when it ends: its length is taken to be
     the mean of the request's decode iterations.
 
     Args:
@@ -125,16 +125,16 @@ def simulated_stages(columns: Mapping[str, NDArray[Any]], overheads_s: Mapping[s
 
 
 def queue_in_prefill(stages_s: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return the same stages as they look where nobody tells when a prefill begins."""
+    """Return the same stages as they look where no machine reports when a prefill begins."""
     return {**stages_s, QUEUE: np.zeros_like(stages_s[QUEUE]), PREFILL: stages_s[QUEUE] + stages_s[PREFILL]}
 
 
 def measured_stages(records: Sequence[Mapping[str, Any] | None], e2e_s: Floats) -> dict[str, Floats]:
     """Return the stages of requests that a cluster served, in seconds, (n,) each; NaN for one that did not complete.
 
-    Machines report the start of a prefill and the arrival of KV beside the tokens: a report that comes before or
-    after the tokens that it lies between counts as with them, so no stage is negative. Where one machine does both
-    phases there is no transfer. Where the start of prefill is not reported, the queue is in it.
+    Machines report the start of a prefill and the arrival of KV apart from the tokens. A report that comes before or
+    after the tokens that it lies between counts as simultaneous with them, so no stage is negative. Where one machine
+    does both phases, there is no transfer. Where the start of prefill is not reported, prefill includes the queue.
 
     Args:
         records: The gateway's record of each, None where it has none.

@@ -65,7 +65,7 @@ def whole_core_plan(workers: Sequence[str], cores: Sequence[int] | None = None) 
     """Return a plan for workers of many threads, which cannot keep to a share: each has as many whole cores.
 
     The first core is for gateway and client where there are more cores than workers. Where there are not, they compute
-    on all of them, beside the workers.
+    on all of them, next to the workers.
 
     Args:
         workers: Their names, at least one.

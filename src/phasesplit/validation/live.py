@@ -112,11 +112,11 @@ class Live:
         Args:
             trace: The requests.
             prompts: Makes its prompts.
-            on_progress: Told how many requests have ended.
+            on_progress: Called with how many requests have ended.
 
         Raises:
             WorkerLostError: The process that sends has ended early.
-            KeyboardInterrupt: The cluster was told to stop meanwhile.
+            KeyboardInterrupt: The cluster was stopped meanwhile.
         """
         assert self._client is not None and self._task is not None  # noqa: S101, PT018 - set by `served`
         first, decided = len(self.records), len(self.decisions)
@@ -173,7 +173,7 @@ async def served(cluster: ServedCluster, model: Path, *, say: Callable[[str], No
 
     Raises:
         SpecError: It cannot run.
-        KeyboardInterrupt: It was told to stop before it was ready.
+        KeyboardInterrupt: It was stopped before it was ready.
     """
     live, is_ready = Live(), asyncio.Event()
 
@@ -183,11 +183,13 @@ async def served(cluster: ServedCluster, model: Path, *, say: Callable[[str], No
         live.pids = {str(worker["name"]): worker["pid"] for worker in what.workers}
         is_ready.set()
 
-    def heard(line: str) -> None:
+    def take_line(line: str) -> None:
         live._is_stopping = True  # the only thing that a cluster says once it serves is that it stops
         say(line)
 
-    watchers = Watchers(ready=ready, say=heard, log=log, decisions=live.decisions.append, records=live.records.append)
+    watchers = Watchers(
+        ready=ready, say=take_line, log=log, decisions=live.decisions.append, records=live.records.append
+    )
     task = live._task = asyncio.create_task(run_cluster(cluster, model, watchers))
     started = asyncio.create_task(is_ready.wait())
     try:

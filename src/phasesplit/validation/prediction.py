@@ -62,7 +62,7 @@ class Prediction:
     side: Side
 
 
-class Twin:
+class Predictor:
     """A live cluster as the simulator has it: a pool for each worker, in the order of the gateway's.
 
     Args:
@@ -87,7 +87,7 @@ class Twin:
         self.model = profiled_model(path)
         self.names, self.roles = list(cluster.workers), list(cluster.workers.values())
         if profile.link is None and len(set(self.roles)) > 1:
-            raise SpecError(f"{path}: tells nothing of the link ({profile.unknown.get('link', 'not measured')})")
+            raise SpecError(f"{path}: has no link ({profile.unknown.get('link', 'not measured')})")
         self.link = None if profile.link is None else _link(profile.link)
         self.rules = replace(
             cluster.rules,

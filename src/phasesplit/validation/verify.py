@@ -35,7 +35,7 @@ from phasesplit.validation.comparison import (
 )
 from phasesplit.validation.core_shares import CorePlan, core_plan, whole_core_plan
 from phasesplit.validation.live import CLIENT, GATEWAY, Live, LiveRun, served
-from phasesplit.validation.prediction import NO_OVERHEADS, Overheads, Twin
+from phasesplit.validation.prediction import NO_OVERHEADS, Overheads, Predictor
 
 if TYPE_CHECKING:
     from phasesplit.io.profile_schema import ProfileSpec
@@ -75,7 +75,7 @@ def idle_overheads(run: LiveRun, times: PhaseTimes, trace: Trace) -> Overheads:
     """Return what the requests of `idle_trace` took longer than their iterations, never below 0.
 
     Of each the lower quartile counts: whatever else this machine does only makes some of the requests slower. What an
-    iteration takes longer with one request and with several tells what each token adds: it is sent by itself.
+    iteration takes longer with one request and with several is what each token adds, for each token is sent by itself.
 
     Args:
         run: Their replay.
@@ -148,8 +148,8 @@ _FEW = 100
 """Requests below which a p99 is no more than one of the largest values."""
 _WARM_OUTPUT_TOKENS = 8
 
-Tell = Callable[[str, int, int], None]
-"""Told what is done, how much of it is done, and how much there is."""
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is done, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -166,7 +166,7 @@ class Verification:
         overheads: What was added to the simulation.
         adds_overheads: Whether they were.
         comparison: The comparison.
-        errors: How many requests failed, by what the client was told.
+        errors: How many requests failed, by what the client received.
         gateway_share: Share of a core that the gateway had.
         client_share: The same of the process that sent.
         waited: Worker to the seconds that it had to wait for its core, beyond what its share leaves to others, for each
@@ -204,7 +204,7 @@ async def verify(
     afterwards: Callable[[Live], Awaitable[None]] | None = None,
     say: Callable[[str], None] = lambda _: None,
     log: Log = lambda _name, _line: None,
-    tell: Tell = lambda _what, _done, _all: None,
+    on_progress: OnProgress = lambda _what, _done, _all: None,
 ) -> list[Verification]:
     """Run a cluster, replay traces against it one after the other, simulate each, and compare.
 
@@ -222,7 +222,7 @@ async def verify(
         afterwards: Called with the cluster once all traces are through.
         say: Takes lines about the cluster.
         log: Takes lines of its workers' logs.
-        tell: Told how far it is.
+        on_progress: Called with how far it is.
 
     Raises:
         SpecError: The cluster cannot run, or its KV memory is not that of the simulation.
@@ -231,36 +231,40 @@ async def verify(
     plan, cluster = on_cores(cluster)
     core_share = plan.core_share
     ids = _token_ids(cluster, model)
-    tell("starting", 0, 1)
+    on_progress("starting", 0, 1)
     async with served(cluster, model, say=say, log=log) as live:
-        twin = Twin(cluster, profile, profile_path, threshold_tokens=_threshold_tokens(live))
-        kv_blocks = check_kv(twin.kv_blocks, live)
+        predictor = Predictor(cluster, profile, profile_path, threshold_tokens=_threshold_tokens(live))
+        kv_blocks = check_kv(predictor.kv_blocks, live)
         _check_lengths(traces, live)
-        times = twin.times.scaled(1 / core_share, 1 / core_share)
+        times = predictor.times.scaled(1 / core_share, 1 / core_share)
         warm, quiet = warm_trace(traces, len(live.pids)), idle_trace(times, longest_tokens=_longest_tokens(live))
         with live.placed(plan):
-            tell("warming up", 0, 1)
+            on_progress("warming up", 0, 1)
             await live.ask(warm, Prompts(ids=ids, seed=seed + 1))
             idle = await live.ask(
-                quiet, Prompts(ids=ids, seed=seed + 2), lambda done: tell("measuring the front end", done, len(quiet))
+                quiet,
+                Prompts(ids=ids, seed=seed + 2),
+                lambda done: on_progress("measuring the front end", done, len(quiet)),
             )
             runs = []
             for number, trace in enumerate(traces):
                 prompts, total = Prompts(ids=ids, seed=seed + 3 + number), len(trace)
-                runs.append(await live.ask(trace, prompts, lambda done, total=total: tell("replaying", done, total)))  # type: ignore[misc]
+                runs.append(
+                    await live.ask(trace, prompts, lambda done, total=total: on_progress("replaying", done, total))
+                )  # type: ignore[misc]
         if afterwards is not None:
             await afterwards(live)
     # The gateway lives in this process: simulating while it serves would slow it.
-    tell("simulating", 0, 1)
+    on_progress("simulating", 0, 1)
     overheads, distrust = idle_overheads(idle, times, quiet), _distrust(idle, plan) if adds_overheads else []
     adds_overheads = adds_overheads and not distrust
     earlier = [*warm.output_tokens.tolist(), *quiet.output_tokens.tolist()]
     found = []
     for trace, run in zip(traces, runs, strict=True):
-        predicted = twin.predict(trace, overheads if adds_overheads else NO_OVERHEADS, core_share, earlier)
+        predicted = predictor.predict(trace, overheads if adds_overheads else NO_OVERHEADS, core_share, earlier)
         earlier += trace.output_tokens.tolist()
         expected = predicted.side
-        if not _tells_starts(run):
+        if not _reports_starts(run):
             expected = replace(expected, stages_s=queue_in_prefill(expected.stages_s))
         measured = measured_side(run, core_share * plan.cores_each)
         if np.isnan(measured.e2e_s).all():
@@ -270,9 +274,9 @@ async def verify(
             Verification(
                 cluster=cluster,
                 trace=trace,
-                profile=twin.times.source,
+                profile=predictor.times.source,
                 kv_blocks=kv_blocks,
-                block_tokens=twin.rules.block_tokens,
+                block_tokens=predictor.rules.block_tokens,
                 plan=plan,
                 overheads=overheads,
                 adds_overheads=adds_overheads,
@@ -400,8 +404,8 @@ def _check_lengths(traces: Sequence[Trace], live: Live) -> None:
             )
 
 
-def _tells_starts(run: LiveRun) -> bool:
-    """Return whether any machine has told when a prefill phase began."""
+def _reports_starts(run: LiveRun) -> bool:
+    """Return whether any machine has reported when a prefill phase began."""
     return any(record is not None and record["prefill_started_s"] is not None for record in run.records)
 
 
@@ -461,8 +465,8 @@ def _doubts(run: LiveRun, comparison: Comparison, plan: CorePlan) -> list[str]:
             f"gateway and client were busy for {front_share:.0%} of their {len(plan.front)} cores: that "
             "they wait for one another is not in the prediction"
         )
-    if not _tells_starts(run):
-        doubts.append("these machines do not tell when a prefill phase begins: on both sides the queue is in it")
+    if not _reports_starts(run):
+        doubts.append("these machines do not report when a prefill phase begins: on both sides the queue is in it")
     late = run.replay.late
     if late.size and (count := int((late > LATE_S).sum())):
         doubts.append(f"{count} requests were sent more than {1e3 * LATE_S:.0f} ms late; latencies count from when due")

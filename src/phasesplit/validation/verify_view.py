@@ -147,7 +147,7 @@ def verified(
                 seed=seed,
                 log=_log(logs),
                 afterwards=afterwards,
-                tell=progress,
+                on_progress=progress,
             )
         )
 
@@ -215,7 +215,7 @@ class VerifyProgress:
 
 
 def print_verification(found: "Verification") -> None:
-    """Print predicted beside measured, what explains the difference, and what both rest on."""
+    """Print predicted next to measured, what explains the difference, and what both rest on."""
     from rich.console import Console
 
     comparison = found.comparison

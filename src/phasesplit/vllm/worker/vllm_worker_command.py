@@ -24,7 +24,7 @@ from phasesplit.launcher.worker_command import (
     bytes_of,
     number,
     say,
-    tell,
+    say_ready,
     worker_place,
 )
 from phasesplit.launcher.worker_process import WorkerPlace, live
@@ -120,7 +120,7 @@ def vllm_worker(
             environment={**os.environ, **({JOIN_KEY_VARIABLE: place.key} if place.key else {})},
         )
         return asyncio.run(
-            run_vllm_worker(settings, place, ready=tell if supervised.parent is None else announce, say=say)
+            run_vllm_worker(settings, place, ready=say_ready if supervised.parent is None else announce, say=say)
         )
 
 
