@@ -292,7 +292,7 @@ def power(root: Path = _ROOT) -> Finding:
         return Finding("power", FindingState.OK, PowerMeter(root).source)
     except NotReadableError as reason:
         return Finding("power", FindingState.ABSENT, f"`profile` cannot read it: {reason}",
-                       "phasesplit profile --power IDLE,PROMPT,TOKEN")  # fmt: skip
+                       "phasesplit profile --power IDLE,PREFILL,DECODE")  # fmt: skip
 
 
 def _free_bytes(root: Path) -> float:
