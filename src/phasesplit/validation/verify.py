@@ -250,8 +250,8 @@ async def verify(
             for number, trace in enumerate(traces):
                 prompts, total = Prompts(ids=ids, seed=seed + 3 + number), len(trace)
                 runs.append(
-                    await live.ask(trace, prompts, lambda done, total=total: on_progress("replaying", done, total))
-                )  # type: ignore[misc]
+                    await live.ask(trace, prompts, lambda done, total=total: on_progress("replaying", done, total))  # type: ignore[misc]
+                )
         if afterwards is not None:
             await afterwards(live)
     # The gateway lives in this process: simulating while it serves would slow it.
