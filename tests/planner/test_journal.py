@@ -2,12 +2,15 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import phasesplit
 from phasesplit.errors import SpecError
 from phasesplit.planner import journal
 from phasesplit.planner.designs import designs_of
@@ -156,6 +159,16 @@ def test_a_journal_of_other_sources_is_refused(
     assert_refused(caught.value, "another version")
 
 
+def test_the_sources_of_answers_are_in_the_digest() -> None:
+    """A corrected simulator would go on with the answers of the old one: a package of it has no part in the digest."""
+    modules = [name for name in journal._SOURCES if (Path(phasesplit.__file__).parent / name / "__init__.py").is_file()]
+    assert tuple(modules) == journal._SOURCES
+    loaded = "import phasesplit.planner.probe, sys; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    parts = {name.split(".")[1] for name in ran.stdout.split() if name.startswith("phasesplit.")}
+    assert parts - set(journal._SOURCES) == {"_jit", "_version", "errors"}
+
+
 def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, problem: Problem) -> None:
     """A file named by mistake would be overwritten."""
     for content in ("model: llama\n", "[1]\n", json.dumps({"kind": "another"}) + "\n", "\n\x00\n x"):
@@ -171,7 +184,13 @@ def test_a_line_that_is_no_answer_is_named(tmp_path: Path, problem: Problem) -> 
     """A damaged file would end in a traceback."""
     file = tmp_path / "journal"
     FileJournal(file, problem).__exit__(None, None, None)
-    for line in ("[1]", "nothing", '[["a", [1], 1.0, 0, [1]], [true]]'):
+    for line in (
+        "[1]",
+        "nothing",
+        '[["a", [1], 1.0, 0, [1]], [true]]',
+        '[["a", [1], 1.0, 0, [1]], ["yes", 1.0, "", [], 1.0, 1.0, [], []]]',
+        "[" * 100_000,
+    ):
         file.write_text(f"{file.read_text().splitlines()[0]}\n{line}\n")
         with pytest.raises(SpecError) as caught:
             FileJournal(file, problem)

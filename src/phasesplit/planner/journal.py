@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from phasesplit._version import __version__
 from phasesplit.errors import SpecError
@@ -25,10 +26,12 @@ _KIND = "phasesplit plan journal"
 _LARGEST_BYTES = 1 << 30
 
 Key = tuple[str, tuple[int, ...], float, int, tuple[float, ...]]
+_ENTRY = TypeAdapter(tuple[Key, Answer])
+"""A line of the file after its header; NaN and infinity as Python writes them."""
 
 
 class FileJournal:
-    """A `planning.drive.Journal` in a file of JSON lines: a header, then one line for each answer.
+    """A `drive.Journal` in a file of JSON lines: a header, then one line for each answer.
 
     The header names what answers depend on: of the problem, everything but the rate, the seeds, the objective and those
     budgets that follow from the machines alone; of phasesplit, the sources. A last line that a crash left half-written
@@ -112,10 +115,10 @@ class FileJournal:
                 raise SpecError(f"{self._path}: this journal was written {what}; name another file, or delete it")
         for number, line in enumerate(lines[1:], start=2):
             try:
-                (name, counts, rate, seed, variation), answer = _line(line)
-                self._answers[name, tuple(counts), rate, seed, tuple(variation)] = _answer(answer)
-            except (TypeError, ValueError):
+                key, answer = _ENTRY.validate_json(line, strict=True)
+            except ValidationError:
                 raise SpecError(f"{self._path}, line {number}: not an answer; delete the file") from None
+            self._answers[key] = answer
 
     def _write(self, content: object) -> None:
         try:
@@ -180,7 +183,7 @@ def _sources() -> str:
 
 
 def _key(question: Question) -> Key:
-    # Within one problem a design is told by its name.
+    # Within one problem a name has one design.
     return question.design.name, question.counts, question.rate_per_s, question.seed, tuple(question.variation)
 
 
@@ -194,18 +197,3 @@ def _line(line: bytes) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-def _answer(values: Any) -> Answer:
-    """Return an answer from what a line holds.
-
-    Raises:
-        TypeError, ValueError: It does not hold one.
-    """
-    answer = Answer._make(tuple(part) if isinstance(part, list) else part for part in values)
-    numbers = (answer.worst, answer.energy_w, answer.kg_per_hour, *answer.values, *answer.busy_share, *answer.kv_share)
-    if not (isinstance(answer.holds, bool) and isinstance(answer.bottleneck, str)):
-        raise TypeError
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise TypeError
-    return answer

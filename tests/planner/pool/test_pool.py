@@ -6,18 +6,19 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import CancelledError, wait
+from importlib.util import find_spec
 from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 
 from phasesplit.errors import SimulationError, SpecError, WorkerLostError
-from phasesplit.planner.pool import open_pool
+from phasesplit.planner.pool import open_pool, processes
 from planner.pool import answers
 from planner.pool.left_over import marked, new_mark, none_left
 from refusals import assert_refused
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 TESTS = Path(__file__).parents[2]
 
 
@@ -33,7 +34,13 @@ def test_answers_are_those_of_the_function(count: int) -> None:
     """A plan would depend on where its simulations ran."""
     with open_pool(answers.square, count=count) as workers:
         assert workers.width == count
-        assert [workers.submit(n).result(PATIENCE_S) for n in range(30)] == [n * n for n in range(30)]
+        assert [workers.submit(n).result(TIMEOUT_S) for n in range(30)] == [n * n for n in range(30)]
+
+
+@pytest.mark.parametrize("module", processes._PRELOADED)
+def test_a_module_that_is_loaded_before_processes_start_exists(module: str) -> None:
+    """Every process would import the simulator for itself: the standard library ignores a name that is not there."""
+    assert find_spec(module) is not None
 
 
 def test_one_worker_is_this_process() -> None:
@@ -49,8 +56,8 @@ def test_questions_are_spread_over_processes() -> None:
     with open_pool(answers.square_and_pid, count=2) as workers:
         # One worker may start late; two that are at work share what there is.
         for _ in range(20):
-            pids = {workers.submit(n).result(PATIENCE_S)[1] for n in range(2)}
-            found = {future.result(PATIENCE_S)[1] for future in [workers.submit(n) for n in range(10)]} | pids
+            pids = {workers.submit(n).result(TIMEOUT_S)[1] for n in range(2)}
+            found = {future.result(TIMEOUT_S)[1] for future in [workers.submit(n) for n in range(10)]} | pids
             if len(found) == 2:
                 break
     assert len(found) == 2
@@ -61,7 +68,7 @@ def test_answer_travels_once_and_keeps_what_it_cached(tmp_path: Path) -> None:
     """A megabyte of workload would be sent, and its traces drawn again, with every question."""
     log = tmp_path / "log"
     with open_pool(answers.Counted(log), count=2) as workers:
-        counts = [future.result(PATIENCE_S) for future in [workers.submit(n) for n in range(30)]]
+        counts = [future.result(TIMEOUT_S) for future in [workers.submit(n) for n in range(30)]]
     loads = log.read_text(encoding="ascii").split()
     assert len(loads) == len(set(loads)) <= 2
     assert sorted(counts) == sorted([*range(1, max(counts) + 1), *range(1, 30 - max(counts) + 1)])
@@ -72,15 +79,15 @@ def test_errors_of_the_answer_reach_who_asked(count: int) -> None:
     """A refusal with its one line would become a bug, or the worker be lost by it."""
     with open_pool(answers.misbehave, count=count) as workers:
         with pytest.raises(SpecError) as caught:
-            workers.submit("refuse").result(PATIENCE_S)
+            workers.submit("refuse").result(TIMEOUT_S)
         assert str(caught.value) == "this is not allowed"
-        assert workers.submit("well").result(PATIENCE_S) == "well"
+        assert workers.submit("well").result(TIMEOUT_S) == "well"
 
 
 def test_an_error_tells_where_in_the_worker_it_arose() -> None:
     """A bug met in a worker could not be found: the traceback would end at the parent's queue."""
     with open_pool(answers.misbehave, count=2) as workers:
-        problem = workers.submit("refuse").exception(PATIENCE_S)
+        problem = workers.submit("refuse").exception(TIMEOUT_S)
     assert "in misbehave" in "".join(getattr(problem, "__notes__", []))
 
 
@@ -88,30 +95,30 @@ def test_what_cannot_travel_is_an_error_of_its_question_only() -> None:
     """An exception or value that cannot be pickled would hang the question, or take the other ones with it."""
     with open_pool(answers.misbehave, count=2) as workers:
         with pytest.raises(SimulationError, match="Awkward: trouble at home"):
-            workers.submit("awkward").result(PATIENCE_S)
-        assert isinstance(workers.submit("unpicklable").exception(PATIENCE_S), pickle.PicklingError | AttributeError)
-        assert isinstance(workers.submit(lambda: None).exception(PATIENCE_S), pickle.PicklingError | AttributeError)  # type: ignore[arg-type]
-        assert workers.submit("well").result(PATIENCE_S) == "well"
+            workers.submit("awkward").result(TIMEOUT_S)
+        assert isinstance(workers.submit("unpicklable").exception(TIMEOUT_S), pickle.PicklingError | AttributeError)
+        assert isinstance(workers.submit(lambda: None).exception(TIMEOUT_S), pickle.PicklingError | AttributeError)  # type: ignore[arg-type]
+        assert workers.submit("well").result(TIMEOUT_S) == "well"
 
 
 @pytest.mark.parametrize(
-    ("how", "told"), [("die", r"ended by signal 9 \(Killed\); perhaps memory ran out"), ("exit", "exit status 3")]
+    ("how", "reason"), [("kill", r"ended by signal 9 \(Killed\); perhaps memory ran out"), ("exit", "exit status 3")]
 )
-def test_a_process_that_dies_fails_every_question(how: str, told: str) -> None:
+def test_a_process_that_is_lost_fails_every_question(how: str, reason: str) -> None:
     """A search would wait for ever for a process that the system killed for its memory."""
     with open_pool(answers.misbehave, count=2) as workers:
         futures = [workers.submit(question) for question in [how, *["well"] * 50]]
-        assert not wait(futures, PATIENCE_S).not_done
-        with pytest.raises(WorkerLostError, match=told):
+        assert not wait(futures, TIMEOUT_S).not_done
+        with pytest.raises(WorkerLostError, match=reason):
             futures[0].result()
-        with pytest.raises(WorkerLostError, match=told):
-            workers.submit("well").result(PATIENCE_S)
+        with pytest.raises(WorkerLostError, match=reason):
+            workers.submit("well").result(TIMEOUT_S)
 
 
 def test_closing_ends_at_once_what_is_asked(tmp_path: Path) -> None:
     """Ctrl-C would be followed by a wait for questions that nobody needs any more, or leave processes behind."""
     with open_pool(answers.Logged(tmp_path), count=2) as workers:
-        workers.submit(0.0).result(PATIENCE_S)
+        workers.submit(0.0).result(TIMEOUT_S)
         futures = [workers.submit(6000.0) for _ in range(10)]
         assert len(active_children()) == 2
     assert list(tmp_path.iterdir()) == [tmp_path / "0.0"]
@@ -135,7 +142,7 @@ def test_workers_that_were_never_asked_are_closed_as_well(tmp_path: Path) -> Non
         env={**os.environ, **mark},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
@@ -151,7 +158,7 @@ def test_a_script_is_not_run_again_by_its_workers(tmp_path: Path) -> None:
         "with open_pool(square, count=2) as workers:\n"
         "    print(sum(f.result() for f in [workers.submit(n) for n in range(5)]))\n"
     )
-    ran = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ran = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (ran.stdout, ran.stderr) == ("once\n30\n", "")
 
 
@@ -163,7 +170,7 @@ def test_an_answer_from_the_script_is_refused_in_one_line(tmp_path: Path) -> Non
         "with open_pool(mine, count=2) as workers:\n"
         "    print(type(problem := workers.submit(1).exception()).__name__, problem)\n"
     )
-    ran = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ran = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert ran.stdout.startswith("SpecError workers: the answer cannot be loaded in another process")
     assert "must stand in a module" in ran.stdout
     assert ran.stdout.count("\n") == 1
@@ -179,7 +186,7 @@ def test_what_an_answer_prints_stays_out_of_the_output(tmp_path: Path) -> None:
         "    workers.submit('from the worker').result()\n"
         "    print('{}')\n"
     )
-    ran = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ran = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert ran.stdout == "{}\n"
 
 
@@ -205,7 +212,7 @@ def test_ctrl_c_is_heard_by_the_parent_only(tmp_path: Path) -> None:
     mark = new_mark()
     with asking_for_long(tmp_path, 6000.0, mark) as parent:
         os.killpg(parent.pid, signal.SIGINT)
-        assert parent.communicate(timeout=PATIENCE_S) == ("interrupted\n", "")
+        assert parent.communicate(timeout=TIMEOUT_S) == ("interrupted\n", "")
     assert none_left(mark)
 
 
@@ -215,7 +222,7 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     with asking_for_long(tmp_path, 0.5, mark) as parent:
         assert len(marked(mark)) >= 3
         parent.kill()
-        output, errors = parent.communicate(timeout=PATIENCE_S)
+        output, errors = parent.communicate(timeout=TIMEOUT_S)
     assert output == ""
     assert "Traceback" not in errors  # of Python's resource tracker, a warning that it cleans up is right
     assert none_left(mark)
