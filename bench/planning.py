@@ -56,7 +56,7 @@ def one_search() -> None:
         began = time.perf_counter()
         count_search = CountSearch(
             problem=problem,
-            floors=LowerBounds(problem),
+            lower_bounds=LowerBounds(problem),
             design=splits,
             rate_per_s=rate,
             measure=Measure.COST,

@@ -24,6 +24,7 @@ MUST_HAVE = (
     "phasesplit/profiles/phase_times/measured.csv",
     "phasesplit/profiles/workloads/azure-conversation.npz",
     "phasesplit/engine/kernels/tiles.py",
+    "phasesplit/report/templates/page.html",
     "phasesplit/vllm/connector.py",
 )
 NOT_OURS = re.compile(r"(^|/)(tests?|docs|bench|scripts|__pycache__|\.[^/]+)(/|$)|\.pyc$")

@@ -25,7 +25,7 @@ def main() -> None:
     for row in compare_sources(model, machine, source=source):
         cells = [f"{row.seconds[name] * 1e3:.1f}" if name in row.seconds else "" for name in names]
         ratios = ", ".join(f"{ratio:.2f}" for name, ratio in row.ratios.items() if name != "roofline")
-        what = f"prompt of {row.size:,}" if row.phase == "prompt" else f"token, batch {row.size}"
+        what = f"prefill of {row.size:,}" if row.phase == "prefill" else f"decode, batch {row.size}"
         print(f"| {what} | " + " | ".join(cells) + f" | {ratios} |")
 
 

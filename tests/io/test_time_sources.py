@@ -15,7 +15,7 @@ def test_measured_and_roofline_without_the_package(no_tables: None) -> None:
     """The comparison would need an optional package, or compare a 2023 engine with the roofline of another one."""
     model, machine = load_model("llama2-70b"), load_machine("dgx-h100")
     rows = compare_sources(model, machine)
-    assert [(row.phase, row.size) for row in rows if row.size in (128, 64)] == [("prompt", 128), ("token", 64)]
+    assert [(row.phase, row.size) for row in rows if row.size in (128, 64)] == [("prefill", 128), ("decode", 64)]
     first = rows[0]
     assert list(first.seconds) == ["measured", "roofline"]
     assert first.seconds["measured"] == phase_times(model, machine).prefill_time_s(128)
@@ -33,11 +33,11 @@ def test_nothing_to_compare_where_only_the_roofline_covers(no_tables: None) -> N
 
 
 def test_three_sources_where_all_cover(fake_tables: Any) -> None:
-    """A source that covers an iteration would be missing, or token times be compared at different contexts."""
+    """A source that covers an iteration would be missing, or decode times be compared at different contexts."""
     rows = compare_sources(load_model("llama2-70b"), load_machine("dgx-h100"))
     assert all(list(row.seconds) == ["measured", "aiconfigurator", "roofline"] for row in rows)
-    token = next(row for row in rows if (row.phase, row.size) == ("token", 8))
-    assert token.seconds["aiconfigurator"] == pytest.approx((9 + 0.02 * 8 + 1.3e-5 * 8 * 512) / 1e3)
+    decode = next(row for row in rows if (row.phase, row.size) == ("decode", 8))
+    assert decode.seconds["aiconfigurator"] == pytest.approx((9 + 0.02 * 8 + 1.3e-5 * 8 * 512) / 1e3)
 
 
 def test_source_is_left_out_beyond_its_data(fake_tables: Any) -> None:
@@ -45,7 +45,7 @@ def test_source_is_left_out_beyond_its_data(fake_tables: Any) -> None:
     model = load_model("llama-3.1-70b")
     whole = load_machine("dgx-h100")
     small = replace(whole, hbm_bytes=model.weights_bytes + 3000 * model.kv_bytes_per_token)
-    sizes = [row.size for row in compare_sources(model, small) if row.phase == "prompt"]
+    sizes = [row.size for row in compare_sources(model, small) if row.phase == "prefill"]
     assert sizes == [128, 256, 512, 1024, 2048]
 
 
@@ -55,7 +55,7 @@ def test_power_cap_slows_every_source(fake_tables: Any) -> None:
     free = compare_sources(model, load_machine("dgx-h100"))
     capped = compare_sources(model, load_machine("dgx-h100-capped"))
     for slow, fast in zip(capped, free, strict=True):
-        factor = 1.3 if slow.phase == "prompt" else 1.0
+        factor = 1.3 if slow.phase == "prefill" else 1.0
         assert slow.seconds == pytest.approx({name: factor * time_s for name, time_s in fast.seconds.items()})
 
 

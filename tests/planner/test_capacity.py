@@ -38,7 +38,7 @@ def answering(keeps: Callable[[float, int], bool]) -> Callable[[Question], Answe
     ("kind", "counts"), [(DesignKind.CHUNKED, (2,)), (DesignKind.STATIC, (1, 2)), (DesignKind.ELASTIC, (2, 1))]
 )
 def test_it_equals_a_dense_scan(kind: DesignKind, counts: tuple[int, ...]) -> None:
-    """If wrong, the capacity is beside where the SLO really breaks."""
+    """If wrong, the capacity is not where the SLO breaks."""
     made = problem(offer(**TIMES), duration_s=40.0, slo=Slo("firm", (Limit("e2e_s", 90.0, 1.5),)))
     prober, chosen = Prober(made), design(made, kind, [0] * len(counts))
     one = found(made, kind, counts)

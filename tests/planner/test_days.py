@@ -40,7 +40,7 @@ def day(of: Design, policy: Policy, usd: float, *, holds: bool = True, energy_j:
     )  # fmt: skip
 
 
-def told(made: Problem, *days: tuple[DesignKind, Policy, float, bool]) -> Plan:
+def plan_with(made: Problem, *days: tuple[DesignKind, Policy, float, bool]) -> Plan:
     plan = planned(made)
     designs = {entry.design.kind: entry.design for entry in plan.entries}
     plan.days = [day(designs[kind], policy, usd, holds=holds) for kind, policy, usd, holds in days]
@@ -75,7 +75,7 @@ def test_policies_of_ones_own_go_to_the_designs_that_they_fit() -> None:
 
 
 def test_a_day_that_is_too_long_to_wait_for_is_left_out() -> None:
-    """A person would wait for hours without having been told."""
+    """A person would wait for hours without a warning."""
     plan = planned(problem(), 1_000.0, 7.0)
     ahead = days_ahead(plan, {})
     assert {one.design.kind for one in ahead.questions} == {UNSPLIT}
@@ -86,7 +86,7 @@ def test_a_day_that_is_too_long_to_wait_for_is_left_out() -> None:
 def test_the_best_day_of_each_side_is_the_cheapest_that_keeps_the_slo() -> None:
     """A policy that saves by breaking the SLO would win."""
     joint = Joint(target_tokens_per_s=1.0)
-    plan = told(
+    plan = plan_with(
         problem(),
         (SPLIT, Static(), 100.0, True), (SPLIT, joint, 50.0, False), (UNSPLIT, Static(), 110.0, True),
         (UNSPLIT, joint, 88.0, True),
@@ -113,14 +113,16 @@ def test_days_are_compared_by_what_the_plan_minimises(objective: Measure, best: 
 
 def test_designs_that_serve_different_rates_are_compared_by_the_request() -> None:
     """The design that serves more would look worse for it."""
-    plan = told(replace(problem(), objective=None), (SPLIT, Static(), 100.0, True), (UNSPLIT, Static(), 80.0, True))
+    plan = plan_with(
+        replace(problem(), objective=None), (SPLIT, Static(), 100.0, True), (UNSPLIT, Static(), 80.0, True)
+    )
     plan.days[0] = replace(plan.days[0], requests=200)
     assert "Over the day the split takes 38% less than unsplit for each request." in day_verdict(plan)
 
 
 def test_a_side_that_keeps_nothing_is_said() -> None:
     """A comparison would be made up where one side has no day that counts."""
-    plan = told(problem(), (SPLIT, Static(), 100.0, False), (UNSPLIT, Static(), 110.0, True))
+    plan = plan_with(problem(), (SPLIT, Static(), 100.0, False), (UNSPLIT, Static(), 110.0, True))
     lines = day_verdict(plan)
     assert lines[0] == "The least over the day that keeps the SLO: none split; unsplit 110 USD (static)."
     assert not any("Over the day the split takes" in line for line in lines)
@@ -129,7 +131,7 @@ def test_a_side_that_keeps_nothing_is_said() -> None:
 
 def test_an_hour_of_misses_is_said_though_the_day_keeps_the_slo() -> None:
     """A policy that fails for an hour would be praised for its savings."""
-    plan = told(problem(), (SPLIT, Static(), 100.0, True))
+    plan = plan_with(problem(), (SPLIT, Static(), 100.0, True))
     plan.days[0] = replace(plan.days[0], worst_hour_share=0.15)
     assert "split 100 USD (static, but 15% missed in its worst hour)." in day_verdict(plan)[0]
 
@@ -137,7 +139,7 @@ def test_an_hour_of_misses_is_said_though_the_day_keeps_the_slo() -> None:
 def test_parts_of_servers_that_nobody_rents_save_nothing() -> None:
     """A policy would win by sending half a server home."""
     joint = Joint(target_tokens_per_s=1.0)
-    plan = told(problem(offer(slices=2)), (SPLIT, Static(), 100.0, True), (SPLIT, joint, 50.0, True))
+    plan = plan_with(problem(offer(slices=2)), (SPLIT, Static(), 100.0, True), (SPLIT, joint, 50.0, True))
     lines = day_verdict(plan)
     assert "split 100 USD (static)" in lines[0]
     assert any("a part of a server: shown, not compared" in line for line in lines)

@@ -9,7 +9,7 @@ import pytest
 from phasesplit.domain.arrivals import Gamma
 from phasesplit.domain.cluster import Role
 from phasesplit.planner.designs import Counts, Design, DesignKind, design
-from phasesplit.planner.drift import DayQuestion, by_role, day_of, mean_of, policies_for, requests_of, spend
+from phasesplit.planner.drift import DayQuestion, by_role, day_of, mean_of, policies_for, requests_of, simulate_day
 from phasesplit.planner.probe import Prober, Question
 from phasesplit.planner.problem import Problem
 from phasesplit.scheduler.autoscaling import DAY_S, Joint, Policy, Schedule, Static, Threshold
@@ -118,7 +118,7 @@ def test_machines_of_several_types_in_one_role_are_one_pool() -> None:
     assert by_role(DIVIDED, (2, 1, 1, 2)) == (3, 3)
     for counts in ((2, 1, 1, 2), (3, 0, 0, 3)):
         for policy in fitted(made, DIVIDED, counts).values():
-            day = spend(made, DayQuestion(DIVIDED, counts, 0.5, policy, 0))
+            day = simulate_day(made, DayQuestion(DIVIDED, counts, 0.5, policy, 0))
             assert day.machine_hours <= 6 * 24.1
             assert day.holds
 
@@ -129,7 +129,7 @@ def test_a_day_takes_its_machines_as_long_as_they_are_on() -> None:
     for slices in (1, 2):
         made = problem(offer(slices=slices, price=1.0 / slices), rate=0.3)
         of = design(made, DesignKind.CHUNKED, [0])
-        days[slices] = spend(made, DayQuestion(of, (2 * slices,), 0.3, Static(), 0))
+        days[slices] = simulate_day(made, DayQuestion(of, (2 * slices,), 0.3, Static(), 0))
     for day in days.values():
         assert day.requests == 17_280
         assert day.machine_hours == pytest.approx(2 * 24.0, rel=0.02)
@@ -142,14 +142,14 @@ def test_policies_save_machine_hours_and_are_charged_for_what_they_miss() -> Non
     made = problem(offer(), rate=2.0)
     of = design(made, DesignKind.CHUNKED, [0])
     found = fitted(made, of, (4,))
-    days = {name: spend(made, DayQuestion(of, (4,), 2.0, policy, 0)) for name, policy in found.items()}
+    days = {name: simulate_day(made, DayQuestion(of, (4,), 2.0, policy, 0)) for name, policy in found.items()}
     for name in ("joint", "schedule"):
         assert days[name].machine_hours < 0.9 * days["static"].machine_hours
         assert days[name].usd < 0.9 * days["static"].usd
         assert days[name].changes > 0
     never = Schedule(entries=((0.0, (1,)),), startup_s=0.0)
     slow = problem(offer(decode_s=0.9), rate=2.0)
-    day = spend(slow, DayQuestion(of, (4,), 2.0, never, 0, "mine"))
+    day = simulate_day(slow, DayQuestion(of, (4,), 2.0, never, 0, "mine"))
     assert day.written == "mine"
     assert 0 < day.missed_share <= day.worst_hour_share
     assert not day.holds

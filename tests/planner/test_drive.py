@@ -29,16 +29,16 @@ def answered(asked: Question) -> Answer:
 
 def walk(start: int, steps: int) -> Generator[Sequence[Question], Sequence[Answer], list[float]]:
     """Ask about two counts at a time; which ones hangs on the answers before."""
-    heard: list[float] = []
+    received: list[float] = []
     at = start
     try:
         for _ in range(steps):
             replies = yield [question(at), question(at + 1)]
-            heard += [reply.worst for reply in replies]
-            at = (at * 3 + round(10 * heard[-1]) + 1) % 50
+            received += [reply.worst for reply in replies]
+            at = (at * 3 + round(10 * received[-1]) + 1) % 50
     except Stopped:
-        heard.append(-1.0)
-    return heard
+        received.append(-1.0)
+    return received
 
 
 class Shuffled:
@@ -89,18 +89,18 @@ def test_the_order_of_answers_changes_nothing(seed: int, width: int) -> None:
 def test_what_two_searches_ask_is_asked_once_and_both_hear() -> None:
     """If wrong, the same simulation runs twice, or one of the searches waits for ever."""
     workers = Shuffled(0, 1)
-    heard: list[Any] = []
+    reported: list[Any] = []
     try:
         found = drive(
             {"one": walk(3, 2), "two": walk(3, 2)},
             workers,
             MemoryJournal(),
-            lambda key, asked, _: heard.append((key, asked)),
+            lambda key, asked, _: reported.append((key, asked)),
         )
     finally:
         workers.close()
     assert found["one"] == found["two"]
-    assert len(workers.asked) == len(set(workers.asked)) == len(heard)
+    assert len(workers.asked) == len(set(workers.asked)) == len(reported)
 
 
 def test_a_search_that_asks_the_same_twice_hears_it_twice() -> None:

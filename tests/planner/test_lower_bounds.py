@@ -1,4 +1,4 @@
-"""What the bounds refuse no simulation keeps; each resource can bind; the wall says which, and more of it helps."""
+"""What the bounds refuse no simulation keeps; each resource can bind, and more of what the bottleneck names helps."""
 
 from dataclasses import replace
 
@@ -140,7 +140,7 @@ LONG_OUTPUTS = [(5, 200)] * 40
 def test_each_resource_can_be_the_wall_and_more_machines_take_it_away(
     resource: Resource, requests: list[tuple[int, int]], machine: dict[str, float]
 ) -> None:
-    """If wrong, a report names the wrong wall, or one that more machines do not move."""
+    """If wrong, a report names the wrong bottleneck, or one that more machines do not move."""
     made = problem(offer(**machine), source=burst(*requests))
     static = design(made, DesignKind.STATIC, [0, 0])
     lower_bounds = LowerBounds(made)
@@ -154,7 +154,7 @@ def test_each_resource_can_be_the_wall_and_more_machines_take_it_away(
 
 
 def test_one_machine_of_the_named_pool_takes_its_wall_away() -> None:
-    """If wrong, the wall names the pool that has enough."""
+    """If wrong, the bottleneck names the pool that has enough."""
     made = problem(offer(nic_bytes_per_s=1e13), source=burst(*LONG_PROMPTS))
     static = design(made, DesignKind.STATIC, [0, 0])
     lower_bounds = LowerBounds(made)
@@ -167,7 +167,7 @@ def test_one_machine_of_the_named_pool_takes_its_wall_away() -> None:
 
 
 def test_a_faster_link_moves_the_network_wall_alone() -> None:
-    """If wrong, a variation of the link bends something else, or nothing."""
+    """If wrong, a variation of the link changes something else, or nothing."""
     made = problem(offer(nic_bytes_per_s=1e8), source=burst(*LONG_PROMPTS))
     static = design(made, DesignKind.STATIC, [0, 0])
     slow = {

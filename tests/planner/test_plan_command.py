@@ -74,23 +74,23 @@ def test_a_plan_is_printed_with_its_ranking_its_verdict_and_what_binds(call: Cal
     assert max(len(line) for line in outcome.out.splitlines()[1:]) <= 100
 
 
-def test_sources_of_phase_times_are_told_apart(call: Call) -> None:
+def test_sources_of_phase_times_are_compared(call: Call) -> None:
     """A person would trust a plan whose source of phase times another one contradicts, or look for one in vain."""
     outcome = call("plan", *SMALL, "--quick", "--slo", "none", "--model", "llama2-70b")
     assert re.search(r"phase times, ms +iteration +measured +roofline +to roofline", outcome.out)
-    told = re.findall(r"(prompt of|token, batch) ([\d,]+) +([\d,.]+) +([\d,.]+) +([\d.]+)", outcome.out)
-    shown = [(what.partition(" ")[0].strip(","), int(size.replace(",", ""))) for what, size, *_ in told]
+    printed = re.findall(r"(prefill of|decode, batch) ([\d,]+) +([\d,.]+) +([\d,.]+) +([\d.]+)", outcome.out)
+    shown = [(what.partition(" ")[0].strip(","), int(size.replace(",", ""))) for what, size, *_ in printed]
     assert shown == [
-        ("prompt", 512),
-        ("prompt", 2048),
-        ("prompt", 8192),
-        ("token", 1),
-        ("token", 16),
-        ("token", 64),
+        ("prefill", 512),
+        ("prefill", 2048),
+        ("prefill", 8192),
+        ("decode", 1),
+        ("decode", 16),
+        ("decode", 64),
     ]
     compared = compare_sources(load_model("llama2-70b"), load_machine("dgx-h100"), source=None)
     rows = {(row.phase, row.size): row for row in compared}
-    for (phase, size), (_, _, *cells) in zip(shown, told, strict=True):
+    for (phase, size), (_, _, *cells) in zip(shown, printed, strict=True):
         measured_ms, roofline_ms, ratio = (float(cell.replace(",", "")) for cell in cells)
         row = rows[phase, size]
         assert measured_ms == pytest.approx(1e3 * row.seconds["measured"], rel=0.01)
@@ -132,14 +132,16 @@ def test_the_first_line_comes_before_anything_is_simulated(call: Call, monkeypat
 def test_json_is_all_that_is_printed(call: Call) -> None:
     """A script could not read the plan, or would miss what it needs of it."""
     outcome = call("plan", *SMALL, "--json", "--quick")
-    told = json.loads(outcome.out)
+    summary = json.loads(outcome.out)
     assert outcome.code == 0
-    best = told["best"]
+    best = summary["best"]
     assert {"design", "pools", "capacity_per_s", "cost_usd_per_hour", "provisioned_power_w", "slowdowns"} <= set(best)
     assert {"role", "machine", "count"} <= set(best["pools"][0])
     assert len(best["slowdowns"]) == 9
-    assert {"verdict", "candidates", "seeds", "elapsed_s", "sensitivity", "gains", "walls", "pareto"} <= set(told)
-    assert told["elapsed_s"] > 0
+    assert {"verdict", "candidates", "seeds", "elapsed_s", "sensitivity", "gains", "bottlenecks", "pareto"} <= set(
+        summary
+    )
+    assert summary["elapsed_s"] > 0
 
 
 @pytest.mark.parametrize("source", ["azure-conversation", "trace.csv"])
@@ -159,11 +161,11 @@ def test_a_written_cluster_simulates_to_the_plans_own_figures(call: Call, tmp_pa
             "simulate", "--cluster", "cluster.yaml", "--workload", source, "--rate", 9, "--duration", 20, "--seed", 0,
             "--grid-intensity", 0.1, "--json",
         )  # fmt: skip
-        told = json.loads(outcome.out)
+        summary = json.loads(outcome.out)
         (answer,) = entry.found.answers
-        assert tuple(finding["value"] for finding in told["slo"]["findings"]) == answer.values, entry.design
-        bill = told["bill"]
-        assert bill["energy_j_per_request"] * told["rate_per_s"] == answer.energy_w
+        assert tuple(finding["value"] for finding in summary["slo"]["findings"]) == answer.values, entry.design
+        bill = summary["bill"]
+        assert bill["energy_j_per_request"] * summary["rate_per_s"] == answer.energy_w
         assert bill["provisioned_w"] == pytest.approx(entry.taken["power"])  # type: ignore[index]
 
 
@@ -174,10 +176,10 @@ def test_the_command_that_is_offered_simulates_the_winner(call: Call, tmp_path: 
     command = next(line for line in outcome.out.splitlines() if line.startswith("simulate it: "))
     words = shlex.split(command.removeprefix("simulate it: phasesplit "))
     assert "serve it:" not in outcome.out  # nobody has a DGX-H100 here
-    told = json.loads(call(*words, "--json").out)
+    summary = json.loads(call(*words, "--json").out)
     plan = json.loads(call("plan", *SMALL, "--quick", "--slo", "ttft_p99<2s", "--set", "transfer=serialized",
                            "--seeds", "3,5", "--json").out)  # fmt: skip
-    assert told["slo"]["findings"][0]["value"] == plan["best"]["slo"][0]["values"][0]
+    assert summary["slo"]["findings"][0]["value"] == plan["best"]["slo"][0]["values"][0]
 
 
 def test_a_plan_for_workers_of_this_host_can_be_served(call: Call, tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_a_report_and_a_figure_are_written(call: Call, tmp_path: Path) -> None:
 
 
 def test_files_are_all_written_or_none(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed report would leave a cluster file of a plan that was never told."""
+    """A failed report would leave a cluster file of a plan that was never printed."""
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -224,9 +226,9 @@ def test_an_slo_that_no_cluster_keeps_is_a_negative_answer_with_the_nearest_miss
     assert outcome.code == 1
     assert outcome.err.startswith("phasesplit: no design keeps the SLO ttft_p50<1ms at 4 requests/s; nearest is")
     assert outcome.err.endswith("times the limit\n")
-    told = call(*impossible, "--json")
-    assert told.code == 1
-    assert json.loads(told.out)["best"] is None
+    outcome = call(*impossible, "--json")
+    assert outcome.code == 1
+    assert json.loads(outcome.out)["best"] is None
 
 
 def test_a_budget_that_is_too_small_is_named_with_what_is_needed(call: Call) -> None:
@@ -241,11 +243,11 @@ def test_an_interruption_prints_the_best_so_far_and_writes_nothing(
 ) -> None:
     """Ctrl-C would lose what had been found, or leave a file as if the plan were done."""
 
-    def impatient(_: Any, step: PlanStep) -> None:
+    def interrupt(_: Any, step: PlanStep) -> None:
         if step.best is not None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan_view.PlanProgress, "__call__", impatient)
+    monkeypatch.setattr(plan_view.PlanProgress, "__call__", interrupt)
     outcome = call("plan", *SMALL, "--write", "cluster.yaml", "--resume", "plan.journal")
     assert outcome.code == 130
     assert outcome.err.endswith(
@@ -259,7 +261,7 @@ def test_an_interruption_prints_the_best_so_far_and_writes_nothing(
     assert call("plan", *SMALL, "--quick", "--resume", "plan.journal").code == 0
 
 
-def test_a_baselines_throughput_is_told(call: Call) -> None:
+def test_a_baselines_throughput_is_shown(call: Call) -> None:
     """A person would not know which rate the plan is for."""
     words = ["--preset", "iso-throughput", "--baseline", "2:dgx-h100", "--quick"]
     small = [word for word in SMALL if word not in ("--rate", "4")]
@@ -281,7 +283,7 @@ def test_machines_that_exist_are_divided(call: Call) -> None:
 DAY = [*SMALL, "--rate", "0.5", "--duration", "60", "--quick"]
 
 
-def test_a_day_is_told_for_both_designs_under_every_policy(call: Call) -> None:
+def test_a_day_is_shown_for_both_designs_under_every_policy(call: Call) -> None:
     """A person would not learn what autoscaling saves, on which side, and at whose expense."""
     outcome = call("plan", *DAY, "--autoscale", "joint:target=300,startup=10", "--autoscale", "static:initial=1+1")
     assert outcome.code == 0
@@ -306,14 +308,14 @@ def test_no_day_is_simulated_unless_asked(call: Call) -> None:
     outcome = call("plan", *DAY, "--json")
     assert outcome.code == 0
     assert "requests in all" not in outcome.err
-    told = json.loads(outcome.out)
-    assert (told["days"], told["day_verdict"], told["days_complete"]) == ([], None, True)
+    summary = json.loads(outcome.out)
+    assert (summary["days"], summary["day_verdict"], summary["days_complete"]) == ([], None, True)
 
 
 def test_a_fitted_policy_can_be_simulated_as_it_is_written(call: Call) -> None:
-    """The figures of a day could not be had again with the setting that stands beside them."""
-    told = json.loads(call("plan", *DAY, "--day", "--json").out)
-    day = next(one for one in told["days"] if one["policy"] == "threshold" and len(one["machines"]) == 1)
+    """The figures of a day could not be had again with the setting that stands next to them."""
+    summary = json.loads(call("plan", *DAY, "--day", "--json").out)
+    day = next(one for one in summary["days"] if one["policy"] == "threshold" and len(one["machines"]) == 1)
     again = json.loads(call(
         "simulate", "--model", "llama-3.1-70b", "--pool", "unsplit:1:dgx-h100", "--workload", "azure-conversation",
         "--rate", "0.3333333333333333", "--duration", "86400", "--arrivals", "diurnal:amplitude=0.5", "--summary-only",
@@ -327,11 +329,11 @@ def test_an_interrupted_day_leaves_the_plan(call: Call, monkeypatch: pytest.Monk
     """Ctrl-C while days run would throw the finished plan away, or hide that days are missing."""
     from phasesplit.planner.plan_view import DayProgress
 
-    def impatient(progress: DayProgress, day: Any) -> None:
+    def interrupt(progress: DayProgress, day: Any) -> None:
         if day.policy.name == "threshold":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(DayProgress, "__call__", impatient)
+    monkeypatch.setattr(DayProgress, "__call__", interrupt)
     outcome = call("plan", *DAY, "--day", "--write", "cluster.yaml")
     assert outcome.code == 130
     assert "Do not split: " in outcome.out

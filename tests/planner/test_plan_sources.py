@@ -46,16 +46,16 @@ def plan(*designs: tuple[Design, Counts], published: bool = False) -> Plan:
 def test_machines_are_those_of_the_winner_and_of_the_best_of_the_other_kind(no_tables: None) -> None:
     """Sources would be compared on machines that nobody would buy, or not on those that decide."""
     unsplit, split, whole = (UNSPLIT, (3,)), (SPLIT, (2, 4, 0)), (WHOLE, (5,))
-    named = [one.machine for one in plan_sources(plan(unsplit, whole, split), "auto", patient=False)]
+    named = [one.machine for one in plan_sources(plan(unsplit, whole, split), "auto", ask_tables=False)]
     assert named == ["dgx-h100", "dgx-a100"]
-    named = [one.machine for one in plan_sources(plan(split, unsplit), "auto", patient=False)]
+    named = [one.machine for one in plan_sources(plan(split, unsplit), "auto", ask_tables=False)]
     assert named == ["dgx-a100", "dgx-h100"]
-    assert plan_sources(plan(), "auto", patient=False) == ()
+    assert plan_sources(plan(), "auto", ask_tables=False) == ()
 
 
 def test_rows_are_those_of_the_comparison(no_tables: None) -> None:
     """The report of a plan would differ from the comparison it quotes, or show a machine as measured that is not."""
-    measured, _, estimated = plan_sources(plan((UNSPLIT, (3,)), (SPLIT, (1, 0, 1))), "auto", patient=False)
+    measured, _, estimated = plan_sources(plan((UNSPLIT, (3,)), (SPLIT, (1, 0, 1))), "auto", ask_tables=False)
     assert list(measured.rows) == compare_sources(load_model("llama2-70b"), load_machine("dgx-h100"))
     assert (measured.used, set(measured.described)) == ("measured", {"measured", "roofline"})
     assert "pip install" in measured.absent["aiconfigurator"]
@@ -65,17 +65,17 @@ def test_rows_are_those_of_the_comparison(no_tables: None) -> None:
 
 def test_content_has_every_row(no_tables: None) -> None:
     """A script could not follow how far the plan hangs on its source."""
-    sources = plan_sources(plan((UNSPLIT, (3,))), "auto", patient=False)
-    (told,) = sources_content(sources)
-    assert len(told["iterations"]) == len(sources[0].rows) == 14
-    first, row = told["iterations"][0], sources[0].rows[0]
+    sources = plan_sources(plan((UNSPLIT, (3,))), "auto", ask_tables=False)
+    (content,) = sources_content(sources)
+    assert len(content["iterations"]) == len(sources[0].rows) == 14
+    first, row = content["iterations"][0], sources[0].rows[0]
     assert first["time_s"] == row.seconds
     assert first["ratio_to_roofline"]["measured"] == row.seconds["measured"] / row.seconds["roofline"]
-    assert told["used"] == "measured"
+    assert content["used"] == "measured"
 
 
 @pytest.mark.parametrize(
-    ("times", "patient", "engines"),
+    ("times", "ask_tables", "engines"),
     [
         ("auto", False, []),
         ("auto", True, ["vllm"]),
@@ -84,10 +84,10 @@ def test_content_has_every_row(no_tables: None) -> None:
     ],
 )
 def test_tables_are_asked_where_somebody_waits_for_them(
-    fake_tables: Any, times: str, patient: bool, engines: list[str]
+    fake_tables: Any, times: str, ask_tables: bool, engines: list[str]
 ) -> None:
     """Every plan would take two seconds more, or the tables that were asked for be missing or another engine's."""
-    (found,) = plan_sources(plan((UNSPLIT, (3,))), times, patient=patient)
+    (found,) = plan_sources(plan((UNSPLIT, (3,))), times, ask_tables=ask_tables)
     assert [one["backend"] for one in fake_tables.asked] == engines
     assert ("aiconfigurator" in found.described) == bool(engines)
     assert ("two seconds" in found.absent.get("aiconfigurator", "")) == (not engines)
@@ -101,10 +101,10 @@ def test_what_the_plan_was_made_with_is_compared(no_tables: None) -> None:
     (pool,) = made.best.cluster.pools
     own = replace(pool.times.scaled(2.0, 2.0), source="measured: mine")
     made.entries[0] = replace(made.entries[0], cluster=replace(made.best.cluster, pools=(replace(pool, times=own),)))
-    (found,) = plan_sources(made, "auto", patient=False)
+    (found,) = plan_sources(made, "auto", ask_tables=False)
     assert found.described["measured"] == "measured: mine"
     assert found.rows[0].seconds["measured"] == pytest.approx(2 * pool.times.prefill_time_s(128))
 
-    (found,) = plan_sources(plan((UNSPLIT, (3,)), published=True), "auto", patient=False)
+    (found,) = plan_sources(plan((UNSPLIT, (3,)), published=True), "auto", ask_tables=False)
     assert found.used == "published look-up"
     assert set(found.rows[3].seconds) == {"published look-up", "measured", "roofline"}

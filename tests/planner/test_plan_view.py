@@ -26,11 +26,19 @@ def test_nothing_of_the_ranking_is_cut(
     assert max(map(len, printed.splitlines())) <= columns
     for word in ("299.20", "304.64", "87.1", "88.7", "83.2/s", "71.9/s"):
         assert word in words, word
-    for word, times in {"TTFT": 2, "p99": 2, "90%": 2, "dgx-h100": 2, "prompt": 1, "prompts": 1, "dgx-a100": 1}.items():
+    for word, times in {
+        "TTFT": 2,
+        "p99": 2,
+        "90%": 2,
+        "dgx-h100": 2,
+        "prefill": 1,
+        "prompts": 1,
+        "dgx-a100": 1,
+    }.items():
         assert words.count(word) == times, word
 
 
-def test_capacities_on_the_first_seed_are_told_from_those_on_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_capacities_on_the_first_seed_differ_in_print_from_those_on_all(capsys: pytest.CaptureFixture[str]) -> None:
     """A person would compare a rate that one seed allows with one that all of them allow."""
     plan = split_plan()
     print_plan(plan, 1.0)
@@ -45,7 +53,7 @@ def test_capacities_on_the_first_seed_are_told_from_those_on_all(capsys: pytest.
     assert "~" not in capsys.readouterr().out
 
 
-def test_sources_are_told_of_settings_that_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sources_are_shown_of_settings_that_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """A winner of slices would stand there without a word on where its times are from."""
     plan = split_plan()
     slices = [
@@ -60,7 +68,9 @@ def test_sources_are_told_of_settings_that_are_compared(capsys: pytest.CaptureFi
     assert "phase times (dgx-h100): of slices" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_measured_link_is_told_from_one_that_follows_from_the_cards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measured_link_differs_in_print_from_one_that_follows_from_the_cards(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A person would not know whether the transfers of the plan rest on a measurement."""
     plan = split_plan()
     print_plan(plan, 1.0)
@@ -80,7 +90,7 @@ def test_a_measured_link_is_told_from_one_that_follows_from_the_cards(capsys: py
     ],
 )
 def test_what_searches_leave_open_is_no_gain(rate_per_s: float, said: str) -> None:
-    """A person would be told that one more machine makes a cluster slower, by what is the search's own width."""
+    """A person would read that one more machine makes a cluster slower, by what is the search's own width."""
     assert gain_text(Gain(what="one more", rate_per_s=rate_per_s, base_per_s=100.0)) == said
 
 

@@ -20,7 +20,7 @@ from phasesplit.planner.sensitivity import FACTORS, Axis, varied
 from planner.problems import Answering, offer, problem, workload
 
 SMOOTH = Slo("smooth", (Limit("ttft_s", 90.0, 2.0), Limit("itl_max_s", 90.0, 0.15)))
-"""No token may wait long for the next, so prompts beside them hurt."""
+"""No token may wait long for the next, so prompts in the same iterations hurt."""
 
 
 def table(prompt: int, output: int) -> LengthTable:
@@ -44,7 +44,7 @@ def planned(made: Problem, answer: Callable[[Question], Answer] | None = None, *
     return Planner(problem=made, workers=Answering(answer or Prober(made), width), **options).make()
 
 
-def told(plan: Plan) -> list[Any]:
+def facts(plan: Plan) -> list[Any]:
     """Return all of a plan that can be compared."""
     return [
         [
@@ -102,7 +102,7 @@ def test_the_same_plan_twice_is_equal_whatever_the_workers() -> None:
     first = planned(made, mapped=True)
     prober = cache(Prober(made))
     again, wide = (planned(made, prober, width=width, mapped=True) for width in (1, 4))
-    assert told(first) == told(again) == told(wide)
+    assert facts(first) == facts(again) == facts(wide)
     assert len(first.entries) == 12
     assert first.grid
     assert first.best is not None

@@ -11,7 +11,7 @@ from phasesplit.planner.documents import cluster_spec, pareto_designs, plan_summ
 from phasesplit.planner.plan import Plan
 from phasesplit.planner.problem import Measure
 from phasesplit.planner.problem_file import read_problem
-from phasesplit.planner.provision import make_plan, spend_days
+from phasesplit.planner.provision import make_plan, simulate_days
 from phasesplit.planner.question import Asked
 from phasesplit.planner.sensitivity import Axis, Point
 
@@ -40,24 +40,24 @@ def summary(made: Plan) -> dict[str, Any]:
     return found
 
 
-def test_the_winner_is_told_with_its_machines_and_what_they_take(made: Plan, summary: dict[str, Any]) -> None:
+def test_the_winner_is_shown_with_its_machines_and_what_they_take(made: Plan, summary: dict[str, Any]) -> None:
     """A script that buys what the plan says would buy something else."""
     best = made.best
     assert best is not None
     assert best.cluster is not None
-    told = summary["best"]
-    pools = [(pool["role"], pool["machine"], pool["count"]) for pool in told["pools"]]
+    entry = summary["best"]
+    pools = [(pool["role"], pool["machine"], pool["count"]) for pool in entry["pools"]]
     assert pools == [(str(pool.role), pool.machine.name, pool.count) for pool in best.cluster.pools]
-    assert told["cost_usd_per_hour"] == pytest.approx(
+    assert entry["cost_usd_per_hour"] == pytest.approx(
         sum(pool.count * pool.machine.price_usd_per_hour for pool in best.cluster.pools)
     )
-    assert told["provisioned_power_w"] == best.taken[Measure.POWER]
-    assert told["servers"] == best.cluster.machines
-    assert told["capacity_per_s"] >= 0.9 * summary["rate_per_s"]
-    assert told["objective"] == told["cost_usd_per_hour"]
+    assert entry["provisioned_power_w"] == best.taken[Measure.POWER]
+    assert entry["servers"] == best.cluster.machines
+    assert entry["capacity_per_s"] >= 0.9 * summary["rate_per_s"]
+    assert entry["objective"] == entry["cost_usd_per_hour"]
 
 
-def test_the_nine_slowdowns_are_told_whatever_the_slo_is(summary: dict[str, Any]) -> None:
+def test_the_nine_slowdowns_are_shown_whatever_the_slo_is(summary: dict[str, Any]) -> None:
     """Plans for other SLOs could not be compared with the paper's."""
     slowdowns = summary["best"]["slowdowns"]
     assert set(slowdowns) == {f"{metric}_p{p}" for metric in ("ttft", "itl", "e2e") for p in (50, 90, 99)}
@@ -65,7 +65,7 @@ def test_the_nine_slowdowns_are_told_whatever_the_slo_is(summary: dict[str, Any]
     assert slowdowns["ttft_p50"] <= slowdowns["ttft_p90"] <= slowdowns["ttft_p99"]
 
 
-def test_each_limit_is_told_with_its_worst_seed(made: Plan, summary: dict[str, Any]) -> None:
+def test_each_limit_is_shown_with_its_worst_seed(made: Plan, summary: dict[str, Any]) -> None:
     """A limit would look kept that one seed breaks."""
     limits = summary["best"]["slo"]
     assert [(limit["metric"], limit["percentile"]) for limit in limits] == [("ttft_s", 99.0), ("itl_mean_s", 90.0)]
@@ -74,7 +74,7 @@ def test_each_limit_is_told_with_its_worst_seed(made: Plan, summary: dict[str, A
         assert limit["value"] == max(limit["values"]) < limit["below"]
 
 
-def test_every_design_is_told_and_the_first_is_the_best(made: Plan, summary: dict[str, Any]) -> None:
+def test_every_design_is_shown_and_the_first_is_the_best(made: Plan, summary: dict[str, Any]) -> None:
     """Candidates would be missing from the comparison, or out of order."""
     assert [one["design"] for one in summary["candidates"]] == [entry.design.name for entry in made.entries]
     holding = [one for one in summary["candidates"] if one["holds"]]
@@ -87,7 +87,7 @@ def test_every_design_is_told_and_the_first_is_the_best(made: Plan, summary: dic
         assert bool(one.get("refused")) != one["holds"]
 
 
-def test_what_a_plan_rests_on_is_told(summary: dict[str, Any]) -> None:
+def test_what_a_plan_rests_on_is_shown(summary: dict[str, Any]) -> None:
     """Nobody could say later which question was answered, or by which phase times."""
     assert summary["seeds"] == [0, 1]
     assert summary["elapsed_s"] == 1.5
@@ -103,10 +103,10 @@ def test_numbers_that_are_none_become_null(made: Plan, question: Asked) -> None:
     """Strict readers of JSON would refuse the plan."""
     varied = Plan(problem=made.problem, entries=made.entries, verdict=made.verdict)
     varied.points = [Point(axis=Axis.RATE, factor=f, split=math.inf, unsplit=1.0) for f in (0.5, 1.0)]
-    told = plan_summary(varied, math.nan, None)
-    assert told["elapsed_s"] is None
-    assert told["sensitivity"][0]["points"][0]["split"] is None
-    assert told["best"]["slowdowns"] is None
+    content = plan_summary(varied, math.nan, None)
+    assert content["elapsed_s"] is None
+    assert content["sensitivity"][0]["points"][0]["split"] is None
+    assert content["best"]["slowdowns"] is None
 
 
 def test_no_design_of_the_front_is_beaten_in_everything(made: Plan) -> None:
@@ -118,12 +118,12 @@ def test_no_design_of_the_front_is_beaten_in_everything(made: Plan) -> None:
     assert len(names) < len(made.entries)
 
 
-def test_a_plan_without_winner_is_told_with_reasons() -> None:
+def test_a_plan_without_winner_is_shown_with_reasons() -> None:
     """An honest negative answer would be a traceback or an empty list."""
     hopeless = make_plan(read_problem(None, {**VALUES, "slo": "ttft_p50<1ms"}), workers=1)
-    told = plan_summary(hopeless, 0.1, winner_result(hopeless))
-    assert told["best"] is None
-    assert all("alone on an idle machine" in one["refused"] for one in told["candidates"])
+    content = plan_summary(hopeless, 0.1, winner_result(hopeless))
+    assert content["best"] is None
+    assert all("alone on an idle machine" in one["refused"] for one in content["candidates"])
 
 
 def test_the_cluster_file_names_machines_as_they_were_written(made: Plan, question: Asked) -> None:
@@ -133,19 +133,19 @@ def test_the_cluster_file_names_machines_as_they_were_written(made: Plan, questi
     assert {pool.machine for pool in spec.pools} <= set(question.written.values())
 
 
-def test_days_are_told_in_base_units_with_the_policy_to_copy() -> None:
+def test_days_are_shown_in_base_units_with_the_policy_to_copy() -> None:
     """A script could not compare policies, or run the one that it chose."""
     asked = read_problem(None, {**VALUES, "rate": 0.3, "duration": 60, "day": ["joint:target=77,ratio=2"]})
     planned = make_plan(asked, workers=1, thorough=False)
-    spend_days(planned, asked, workers=1)
-    told = orjson.loads(orjson.dumps(plan_summary(planned, 1.0, None)))
-    assert len(told["days"]) == len(planned.days) == 10
-    for shown, day in zip(told["days"], planned.days, strict=True):
+    simulate_days(planned, asked, workers=1)
+    content = orjson.loads(orjson.dumps(plan_summary(planned, 1.0, None)))
+    assert len(content["days"]) == len(planned.days) == 10
+    for shown, day in zip(content["days"], planned.days, strict=True):
         assert shown["design"] == day.design.name
         assert parse_policy(shown["autoscale"]) == day.policy
         assert shown["fitted"] == (shown["autoscale"] != "joint:target=77,ratio=2")
         assert shown["counts"] == list(day.counts)
         for name in ("requests", "machine_hours", "usd", "energy_j", "kg_co2e", "changes", "missed_share", "holds"):
             assert shown[name] == getattr(day, name), name
-    assert told["day_verdict"].startswith("The least over the day")
-    assert (told["day_notes"], told["days_complete"]) == ([], True)
+    assert content["day_verdict"].startswith("The least over the day")
+    assert (content["day_notes"], content["days_complete"]) == ([], True)

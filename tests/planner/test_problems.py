@@ -212,7 +212,7 @@ def test_a_misspelt_field_of_the_workload_is_compared_with_the_workloads_fields(
         ({"workload": {"source": "azure-codng"}}, "did you mean azure-coding"),
         ({"workload": {"source": "azure-coding", "columns": "a=b"}}, "--columns: only for a trace file"),
         ({"workload": {"source": "azure-coding", **PERCENTILES}}, "not both"),
-        ({"workload": {"prompt": "p50=10"}}, "--output-percentiles: missing, beside --prompt-percentiles"),
+        ({"workload": {"prompt": "p50=10"}}, "--output-percentiles: missing, next to --prompt-percentiles"),
         ({"workload": PERCENTILES}, "--rate: missing"),
         ({"workload": {**PERCENTILES, "prompt": "p50"}}, "--prompt-percentiles: got 'p50'"),
         ({"workload": {**PERCENTILES, "prompt": ""}}, "--prompt-percentiles"),
@@ -243,13 +243,13 @@ def test_a_model_that_fits_nowhere_says_what_is_missing_and_what_fits() -> None:
     assert "enough have dgx-h100 with tensor parallelism 2" in message
 
 
-def test_a_model_that_fits_only_beside_no_cache_is_refused_too() -> None:
+def test_a_model_that_fits_only_without_a_cache_is_refused_too() -> None:
     """The search would go on to thousands of servers, none of which can hold a request."""
     message = refused(machines="dgx-h100/tp2", rules={"hbm_share": "0.8"})
     assert "more than the 80% of its memory that may be filled" in message
 
 
-def test_a_machine_that_is_too_small_is_left_out_beside_one_that_is_not() -> None:
+def test_a_machine_that_is_too_small_is_left_out_next_to_one_that_is_not() -> None:
     """One machine of a list that does not do would end the plan."""
     found = asked(machines="dgx-h100/tp1,dgx-h100")
     assert "dgx-h100/tp1" not in names(found.problem)
@@ -320,7 +320,7 @@ def test_machines_that_exist_are_all_there_is() -> None:
     assert [(offer.machine.name, offer.existing) for offer in found.offers] == [("dgx-h100", 10), ("dgx-a100", 6)]
 
 
-def test_dropped_rows_of_a_trace_are_told(tmp_path: Path) -> None:
+def test_dropped_rows_of_a_trace_are_shown(tmp_path: Path) -> None:
     """A plan would rest on a part of the trace and not say so."""
     (tmp_path / "trace.csv").write_text(f"{TRACE}11,-5,3\n")
     found = asked(workload={"source": str(tmp_path / "trace.csv"), "skip_bad": True})
@@ -351,7 +351,7 @@ def test_the_example_of_the_guide_is_allowed(repository: Path, tmp_path: Path) -
 
 @pytest.mark.usefixtures("fake_tables")
 def test_times_come_from_the_source_that_is_asked_for() -> None:
-    """A plan would rest on other phase times than it was told to."""
+    """A plan would rest on other phase times than those that were asked for."""
     for offer in asked(machines="dgx-h100", times="aiconfigurator").problem.offers:
         assert "aiconfigurator" in offer.times.source
     for offer in asked(model="llama2-70b", machines="dgx-h100", times="roofline").problem.offers:
@@ -360,7 +360,7 @@ def test_times_come_from_the_source_that_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("no_tables")
 def test_a_source_that_is_not_installed_says_how_to_install_it() -> None:
-    """A person would be told that their machine is unknown."""
+    """A person would read that their machine is unknown."""
     assert "pip install 'phasesplit[aiconfigurator]'" in refused(times="aiconfigurator")
 
 

@@ -11,7 +11,7 @@ from phasesplit.planner import provision
 from phasesplit.planner.drift import Day
 from phasesplit.planner.plan import Plan
 from phasesplit.planner.problem_file import read_problem
-from phasesplit.planner.provision import make_plan, spend_days
+from phasesplit.planner.provision import make_plan, simulate_days
 from refusals import assert_refused
 
 SMALL: dict[str, Any] = {
@@ -87,9 +87,9 @@ def test_workers_do_not_change_the_days_of_a_plan() -> None:
     made = make_plan(asked, workers=1, thorough=False)
     found = []
     for workers in (1, 2):
-        heard: list[Day] = []
-        spend_days(made, asked, workers=workers, on_day=heard.append)
-        assert sorted(heard, key=made.days.index) == made.days
+        reported: list[Day] = []
+        simulate_days(made, asked, workers=workers, on_day=reported.append)
+        assert sorted(reported, key=made.days.index) == made.days
         found.append(made.days)
     assert len(found[0]) == 8
     assert found[0] == found[1]
@@ -103,7 +103,7 @@ def test_a_lost_worker_leaves_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: Any) -> Day:
         raise WorkerLostError("a worker process was ended by signal 9")
 
-    monkeypatch.setattr(provision, "spend", lost)
-    spend_days(made, asked, workers=1)
+    monkeypatch.setattr(provision, "simulate_day", lost)
+    simulate_days(made, asked, workers=1)
     assert (made.days, made.days_complete) == ([], False)
     assert made.day_notes == ["a worker process was ended by signal 9"]

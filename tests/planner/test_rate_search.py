@@ -34,10 +34,10 @@ def small(existing: tuple[int | None, int | None] = (None, None), **fields: Any)
     )
 
 
-def stretched(made: Problem, chosen: Design) -> RateSearch:
-    stretch = RateSearch(problem=made, lower_bounds=LowerBounds(made), design=chosen, seeds=made.seeds)
-    searched(stretch.run(), Prober(made))
-    return stretch
+def searched_rate(made: Problem, chosen: Design) -> RateSearch:
+    search = RateSearch(problem=made, lower_bounds=LowerBounds(made), design=chosen, seeds=made.seeds)
+    searched(search.run(), Prober(made))
+    return search
 
 
 def most(made: Problem, chosen: Design, cells: list[Counts]) -> float:
@@ -81,16 +81,16 @@ def test_within_budgets_it_equals_brute_force(
             for measure in units
         )
     ]
-    stretch = stretched(made, chosen)
+    search = searched_rate(made, chosen)
     best = most(made, chosen, cells)
     assert best > 0
-    assert stretch.best is not None
-    assert best / (1 + TOLERANCE) ** 2 <= stretch.best.rate_per_s <= best * (1 + TOLERANCE) ** 2
-    assert stretch.found.counts in cells
-    assert stretch.found.value == -stretch.best.rate_per_s
+    assert search.best is not None
+    assert best / (1 + TOLERANCE) ** 2 <= search.best.rate_per_s <= best * (1 + TOLERANCE) ** 2
+    assert search.found.counts in cells
+    assert search.found.value == -search.best.rate_per_s
     for measure, drawn in ((Measure.ENERGY, "energy_w"), (Measure.CARBON, "kg_per_hour")):
         if measure in budgets:
-            assert all(getattr(answer, drawn) <= budgets[measure] for answer in stretch.found.answers)
+            assert all(getattr(answer, drawn) <= budgets[measure] for answer in search.found.answers)
 
 
 @pytest.mark.parametrize("existing", [(2, 2), (0, 3), (4, 1)])
@@ -109,14 +109,14 @@ def test_machines_that_exist_are_divided_as_well_as_can_be(existing: tuple[int, 
             if tuple(used) == there and roles in ({Role.UNSPLIT}, {Role.PREFILL, Role.DECODE}):
                 cells.append(cell)
         assert sorted(divisions(made, chosen)) == sorted(cells)
-        stretch = stretched(made, chosen)
+        search = searched_rate(made, chosen)
         if not cells:
-            assert not stretch.found.holds
+            assert not search.found.holds
             continue
-        assert stretch.found.counts in cells
+        assert search.found.counts in cells
         best = most(made, chosen, cells)
-        assert stretch.best is not None
-        assert best / (1 + TOLERANCE) ** 2 <= stretch.best.rate_per_s <= best * (1 + TOLERANCE) ** 2
+        assert search.best is not None
+        assert best / (1 + TOLERANCE) ** 2 <= search.best.rate_per_s <= best * (1 + TOLERANCE) ** 2
 
 
 def test_one_machine_cannot_be_split() -> None:
@@ -124,7 +124,7 @@ def test_one_machine_cannot_be_split() -> None:
     made = small((1, 0))
     split = next(one for one in divisions_of(made) if one.kind == DesignKind.STATIC)
     assert divisions(made, split) == []
-    assert not stretched(made, split).found.holds
+    assert not searched_rate(made, split).found.holds
 
 
 def test_too_many_divisions_are_refused() -> None:
@@ -140,10 +140,10 @@ def test_a_cutoff_hides_what_holds_no_more() -> None:
     """If wrong, a variant takes the place of an equal, or of a better one."""
     made = small(budgets={Measure.COST: 5.0})
     chosen = design(made, DesignKind.CHUNKED, [0])
-    best = stretched(made, chosen).found.value
+    best = searched_rate(made, chosen).found.value
     for cutoff, finds in ((best, False), (best * 0.9, True)):
-        stretch = RateSearch(problem=made, lower_bounds=LowerBounds(made), design=chosen, seeds=made.seeds)
-        stretch.cut(cutoff)
-        found = searched(stretch.run(), Prober(made))
+        search = RateSearch(problem=made, lower_bounds=LowerBounds(made), design=chosen, seeds=made.seeds)
+        search.cut(cutoff)
+        found = searched(search.run(), Prober(made))
         assert found.holds == finds
         assert not finds or found.value <= cutoff

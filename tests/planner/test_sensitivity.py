@@ -1,4 +1,4 @@
-"""Where the lead changes, and what a variation bends."""
+"""Where the lead changes, and what a variation changes."""
 
 from math import inf, isnan
 

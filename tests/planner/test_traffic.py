@@ -1,4 +1,4 @@
-"""A seed is the same requests at every rate; a ratio bends lengths and nothing else."""
+"""A seed is the same requests at every rate; a ratio changes lengths and nothing else."""
 
 from dataclasses import replace
 

@@ -516,12 +516,12 @@ class SourceComparison:
     """One iteration as several sources have it.
 
     Attributes:
-        phase: "prompt": one prompt, alone; "token": requests of `COMPARED_CONTEXT_TOKENS` each.
+        phase: "prefill": one prompt, alone; "decode": requests of `COMPARED_CONTEXT_TOKENS` each.
         size: Tokens of the prompt, or requests.
         seconds: Source, as `TimeSources` names it, to its time of the iteration.
     """
 
-    phase: Literal["prompt", "token"]
+    phase: Literal["prefill", "decode"]
     size: int
     seconds: Mapping[str, float]
 
@@ -597,18 +597,18 @@ def compare_times(found: Mapping[str, PhaseTimes]) -> list[SourceComparison]:
     Args:
         found: Source to its phase times, "roofline" among them.
     """
-    rows = [_row("prompt", tokens, found) for tokens in COMPARED_PROMPT_TOKENS]
-    rows += [_row("token", requests, found) for requests in COMPARED_REQUESTS]
+    rows = [_row("prefill", tokens, found) for tokens in COMPARED_PROMPT_TOKENS]
+    rows += [_row("decode", requests, found) for requests in COMPARED_REQUESTS]
     return [row for row in rows if len(row.seconds) > 1]
 
 
-def _row(phase: Literal["prompt", "token"], size: int, found: Mapping[str, PhaseTimes]) -> SourceComparison:
+def _row(phase: Literal["prefill", "decode"], size: int, found: Mapping[str, PhaseTimes]) -> SourceComparison:
     seconds: dict[str, float] = {}
     for name, times in found.items():
-        knots = times.prefill_knots_tokens if phase == "prompt" else times.decode_knots_requests
-        largest = times.measured_prompt_tokens if phase == "prompt" else times.measured_requests
+        knots = times.prefill_knots_tokens if phase == "prefill" else times.decode_knots_requests
+        largest = times.measured_prompt_tokens if phase == "prefill" else times.measured_requests
         if name == "roofline" or knots[0] <= size <= largest:
             context_tokens = size * COMPARED_CONTEXT_TOKENS
-            at = times.prefill_time_s(size) if phase == "prompt" else times.decode_time_s(size, context_tokens)
+            at = times.prefill_time_s(size) if phase == "prefill" else times.decode_time_s(size, context_tokens)
             seconds[name] = float(at)
     return SourceComparison(phase=phase, size=size, seconds=seconds)

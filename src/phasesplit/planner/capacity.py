@@ -46,16 +46,16 @@ def capacity(
     guess: float | None = None,
     tolerance: float = TOLERANCE,
 ) -> Generator[Sequence[Question], Sequence[Answer], Capacity]:
-    """Search for the capacity of a cluster; a generator like `search.Hunt.run`.
+    """Search for the capacity of a cluster; a generator like `search.CountSearch.run`.
 
     Args:
         lower_bounds: Bounds of the problem under the same variation.
         design: The design.
         counts: Instances of its slots.
         seeds: All must hold.
-        variation: How the problem is bent.
+        variation: How the problem is varied.
         at_least: A rate that is of no interest if it is not held: then the search ends at once.
-        guess: Where to begin; by default a little below what the floors allow.
+        guess: Where to begin; by default a little below what the bounds allow.
         tolerance: Relative width to stop at.
     """
     upper = lower_bounds.rate_per_s(design, counts)

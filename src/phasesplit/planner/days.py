@@ -16,7 +16,7 @@ from phasesplit.scheduler.ledger import DECODE, PREFILL, UNSPLIT
 MOST_REQUESTS_OF_A_DAY = 20_000_000
 """A day of more requests is not simulated: it would take minutes for each policy."""
 _MANY = 0.01
-"""Misses in an hour that are worth a word."""
+"""A larger share of misses in an hour is named."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -133,7 +133,7 @@ def _less(share: float) -> str:
 
 
 def _of_entry(problem: Problem, entry: RankedDesign, own: Mapping[str, Policy]) -> tuple[list[DayQuestion], list[str]]:
-    """Return the days of one design, and what to tell of policies that do not fit it."""
+    """Return the days of one design, and a note on each policy that does not fit it."""
     design, counts, rate, seed = entry.design, entry.found.counts, entry.rate_per_s, problem.seeds[0]
     at_peak = Prober(problem).result(Question(design, counts, rate, seed))
     questions = [

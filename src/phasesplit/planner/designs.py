@@ -18,7 +18,7 @@ class DesignKind(StrEnum):
     """What the machines of a design do."""
 
     CHUNKED = "unsplit, chunked prompts"
-    """Both phases everywhere, prompts in chunks beside the decode phase: as today's engines do it."""
+    """Both phases everywhere, prompts in chunks, in the same iterations as decode: as today's engines do it."""
     WHOLE = "unsplit, whole prompts"
     """Both phases everywhere, prompts first: the baseline of the paper."""
     ELASTIC = "split, elastic"
@@ -52,7 +52,7 @@ def designs_of(problem: Problem) -> list[Design]:
     asked = [number for number, offer in enumerate(problem.offers) if not offer.variant_of]
     found = [design(problem, kind, [number]) for kind in _unsplit_kinds(problem) for number in asked]
     for kind in _split_kinds(problem):
-        found += [design(problem, kind, [prompt, token]) for prompt in asked for token in asked]
+        found += [design(problem, kind, [prefill, decode]) for prefill in asked for decode in asked]
     return found
 
 
@@ -119,7 +119,7 @@ def nameplate(problem: Problem, design: Design, counts: Counts, measure: Measure
 
 
 def counts_text(problem: Problem, design: Design, counts: Counts) -> str:
-    """Return counts as a person reads them: "6 prompt dgx-h100 + 4 token dgx-a100"; slots of none are left out."""
+    """Return counts as a person reads them: "6 prefill dgx-h100 + 4 decode dgx-a100"; slots of none are left out."""
     return " + ".join(
         f"{count} {role} {problem.offers[number].machine.name}"
         for (role, number), count in zip(design.slots, counts, strict=True)

@@ -53,7 +53,7 @@ def plan_summary(
         "candidates": entries,
         "sensitivity": [_axis(plan, axis) for axis in Axis if any(point.axis == axis for point in plan.points)],
         "gains": [{**asdict(gain), "share": gain.rate_per_s / gain.base_per_s - 1} for gain in plan.gains],
-        "walls": [asdict(bottleneck) for bottleneck in plan.bottlenecks],
+        "bottlenecks": [asdict(bottleneck) for bottleneck in plan.bottlenecks],
         "pareto": pareto_designs(plan),
         "days": [_day(plan, day) for day in plan.days],
         "day_verdict": " ".join(day_verdict(plan)) or None,
@@ -101,7 +101,7 @@ def cluster_spec(plan: Plan, asked: "Asked") -> "ClusterSpec":
     usual = rules_settings(rules_from({"published": rules.published}))
     settings = {name: value for name, value in rules_settings(rules).items() if value != usual[name]}
     if best.design.kind.is_split:
-        settings.pop("unsplit_batching", None)  # no machine would heed it
+        settings.pop("unsplit_batching", None)  # no machine would use it
     if rules.published:
         settings = {"published": True, **settings}
     return ClusterSpec(
@@ -131,7 +131,7 @@ def _entry(plan: Plan, entry: RankedDesign) -> dict[str, Any]:
             counts, answer = found.miss
             miss = {
                 "counts": counts,
-                "wall": answer.bottleneck,
+                "bottleneck": answer.bottleneck,
                 "worst": answer.worst,
                 "slo": _limits(plan, [answer.values]),
             }

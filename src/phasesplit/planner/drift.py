@@ -129,17 +129,17 @@ def policies_for(problem: Problem, design: Design, counts: Counts, at_peak: Resu
     units = _units(problem, design)
     prompts, outputs = _pending_tokens(traffic, at_peak)
     # The tokens of both phases wait at unsplit machines, where outputs are by far the most.
-    first = prompts / most[0] if design.kind.is_split else (prompts + outputs) / most[0]
+    first_tokens = prompts / most[0] if design.kind.is_split else (prompts + outputs) / most[0]
     low = _PREFILL_LOW if design.kind.is_split else _LOW
-    token = outputs / most[-1]
+    decode_tokens = outputs / most[-1]
     outputs_per_s = traffic.rate_per_s * traffic.lengths.mean_output_tokens
     found: list[Policy] = [
         Static(),
         Threshold(
-            high_tokens=_rounded(_HIGH * first),
-            low_tokens=_rounded(low * first),
-            decode_high_tokens=_rounded(_HIGH * token) if design.kind.is_split else None,
-            decode_low_tokens=_rounded(_LOW * token) if design.kind.is_split else None,
+            high_tokens=_rounded(_HIGH * first_tokens),
+            low_tokens=_rounded(low * first_tokens),
+            decode_high_tokens=_rounded(_HIGH * decode_tokens) if design.kind.is_split else None,
+            decode_low_tokens=_rounded(_LOW * decode_tokens) if design.kind.is_split else None,
             cooldown_s=_COOLDOWN_S,
             step=max(units),  # whole servers: nobody rents less
             least=min(max(units), *most),
@@ -160,7 +160,7 @@ def by_role(design: Design, counts: Counts) -> tuple[int, ...]:
     return tuple(sums.values())
 
 
-def spend(problem: Problem, question: DayQuestion) -> Day:
+def simulate_day(problem: Problem, question: DayQuestion) -> Day:
     """Return how a day goes; with the problem bound to it, what workers answer with."""
     cluster = cluster_for(problem, question.design, question.counts)
     result = simulate(

@@ -32,7 +32,7 @@ class Journal(Protocol):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The person has had enough; `found` is what each search had by then, None where it had nothing.
+    """A person interrupted; `found` is what each search had by then, None where it had nothing.
 
     Args:
         found: By key of the search.
@@ -86,18 +86,18 @@ def drive(
     Args:
         searches: Generators that yield questions and take answers.
         workers: Where questions are answered.
-        journal: Asked first, told of every new answer.
+        journal: Asked first; every new answer goes into it.
         on_answer: Called once with every answer as it comes, and with the search that asked for it first.
 
     Raises:
-        Interrupted: On a KeyboardInterrupt, once every search has been told to stop; it carries what they have.
+        Interrupted: On a KeyboardInterrupt, once every search has been stopped; it carries what they have.
     """
     found: dict[Key, Any] = {}
     running = {key: _Running(search) for key, search in searches.items()}
     waiting: dict[Future[Answer], Question] = {}
     asked: dict[Question, list[Key]] = {}
 
-    def go_on(key: Key, *, first: bool = False) -> None:
+    def advance(key: Key, *, first: bool = False) -> None:
         one = running[key]
         while True:
             try:
@@ -123,7 +123,7 @@ def drive(
 
     try:
         for key in running:
-            go_on(key, first=True)
+            advance(key, first=True)
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
             # In the order of asking, so that the order of answers does not depend on a set's order.
@@ -137,7 +137,7 @@ def drive(
                 for key in keys:
                     running[key].answers[question] = answer
                     if running[key].ready():
-                        go_on(key)
+                        advance(key)
     except KeyboardInterrupt:
         for future, question in waiting.items():
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -150,7 +150,7 @@ def drive(
 
 
 def stopped(search: Generator[Any, Any, Any]) -> Any:
-    """Tell a search to stop; return the best it has, None if it has nothing to show."""
+    """Stop a search; return the best it has, None if it has nothing."""
     try:
         search.throw(Stopped())
     except StopIteration as end:

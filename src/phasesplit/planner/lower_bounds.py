@@ -1,6 +1,9 @@
-"""The least that a request takes of each resource of a machine, with the machine at its best.
+"""Lower bounds: what no cluster can do with less, from five resources, before anything is simulated.
 
-What no cluster can do with less: bounds from five resources, before anything is simulated.
+1. `least_prefill_s`, `least_iteration_s` and their kin bound the phase times of a machine, whatever is in a batch.
+2. `moments` has what bounds need of the lengths of prompts and outputs.
+3. `load_of` bounds what a request per second takes of each resource of a machine.
+4. `LowerBounds` bounds the machines of a design, the rate that they hold, and the latency of one request alone.
 
 Every bound is safe in the long run: it takes each machine at the best it can ever reach. A short trace that happens to
 be lighter than its workload may keep an SLO a little beyond; a cluster that only such luck saves is refused too.
@@ -38,18 +41,18 @@ class Load:
     """Instances that a request per second keeps busy, at the least, of one offer and for each resource.
 
     Attributes:
-        prompt: Of arithmetic, by the tokens of prompts and by the pairs that attend to one another.
-        token: Of memory bandwidth, by decode with machines of this type alone, and nothing else, to itself.
-        riding: Of either, by the tokens emitted and the context read, wherever a decode runs: beside prompts, on
-            machines of several types.
+        prefill: Of arithmetic, by the tokens of prompts and by the pairs that attend to one another.
+        decode: Of memory bandwidth, by decode on machines of this type alone that do nothing else.
+        any_decode: Of either, by the tokens emitted and the context read, wherever decode runs: in iterations with
+            prefill, or on machines of several types.
         network: Of network bandwidth in one direction, if every KV cache moves.
         messages: Of network messages.
         kv: Of KV memory, by decode.
     """
 
-    prompt: tuple[float, float]
-    token: float
-    riding: tuple[float, float]
+    prefill: tuple[float, float]
+    decode: float
+    any_decode: tuple[float, float]
     network: float
     messages: float
     kv: float
@@ -111,14 +114,14 @@ def load_of(problem: Problem, offer: Offer, mean: Moments, link: float = 1.0) ->
     # A token whose KV was evicted is emitted by computing its context again instead of reading it.
     context_s = min(times.decode_context_s, per_token_s)
     # In the published rules prompts have no pairs, nor do mixed iterations read any context.
-    pair_s, riding_context_s = (0.0, 0.0) if rules.published else (times.prefill_pair_s, context_s)
+    pair_s, any_context_s = (0.0, 0.0) if rules.published else (times.prefill_pair_s, context_s)
     per_gap_s = least_decode_s_per_request(times, rules.batch_requests)
     # KV that was evicted is computed again, and that iteration emits a token too; so may any under the published rules.
     residence_s = min(least_iteration_s(times, rules.batch_requests), float(least_prefill_s(times, 1)))
     return Load(
-        prompt=(per_token_s * mean.prompt, pair_s * mean.pairs),
-        token=per_gap_s * mean.gaps + context_s * mean.context,
-        riding=(min(per_token_s, per_gap_s) * mean.gaps, riding_context_s * mean.context),
+        prefill=(per_token_s * mean.prompt, pair_s * mean.pairs),
+        decode=per_gap_s * mean.gaps + context_s * mean.context,
+        any_decode=(min(per_token_s, per_gap_s) * mean.gaps, any_context_s * mean.context),
         network=kv_bytes * mean.moved / (link_from(machine).bytes_per_s * link),
         messages=model.layers * mean.movers / MESSAGES_PER_S,
         kv=residence_s * mean.context / kv_tokens,
@@ -130,14 +133,14 @@ def least_prefill_s_per_token(times: PhaseTimes) -> float:
 
     f is linear between its knots, so the minimum is at one token, at a knot, or far out along the last segment.
     """
-    tokens = _prompt_places(times)
+    tokens = _prefill_knots(times)
     knots, time_s = times.prefill_knots_tokens, times.prefill_knots_s
     last_slope = (time_s[-1] - time_s[-2]) / (knots[-1] - knots[-2])
     return float(max(min((_f_s(times, tokens) / tokens).min(), last_slope), 0.0))
 
 
 def least_prefill_s(times: PhaseTimes, prompt_tokens: ArrayLike, chunk_tokens: int | None = None) -> Floats:
-    """Return the least time that computing a prompt takes, whatever is in the batch beside it; pairs left out.
+    """Return the least time that computing a prompt takes, whatever else is in the batch; pairs left out.
 
     Args:
         times: Phase times.
@@ -145,12 +148,12 @@ def least_prefill_s(times: PhaseTimes, prompt_tokens: ArrayLike, chunk_tokens: i
         chunk_tokens: Tokens of a chunk at most; None: a prompt is computed in one iteration.
     """
     prompt = np.asarray(prompt_tokens, dtype=np.float64)
-    places = _prompt_places(times)
+    places = _prefill_knots(times)
     if chunk_tokens is None:
         return _least_beyond_s(times, places, prompt)
     # m chunks take at least m times the convex hull of f at their mean size; m is at least prompt / chunk_tokens.
     places = np.union1d(places[places <= chunk_tokens], [float(chunk_tokens)])
-    time_s = _least_beyond_s(times, _prompt_places(times), places)
+    time_s = _least_beyond_s(times, _prefill_knots(times), places)
     largest = prompt / np.ceil(prompt / chunk_tokens)
     ratio = np.minimum.accumulate(_hull_at(places, time_s, places) / places)
     smaller = ratio[np.searchsorted(places, largest, side="right") - 1]
@@ -160,7 +163,7 @@ def least_prefill_s(times: PhaseTimes, prompt_tokens: ArrayLike, chunk_tokens: i
 
 def least_iteration_s(times: PhaseTimes, most_requests: int) -> float:
     """Return the least time of a decode iteration over any number of requests, contexts left out: min g(n)."""
-    return float(times.decode_time_s(_request_places(times, most_requests), 0).min())
+    return float(times.decode_time_s(_decode_knots(times, most_requests), 0).min())
 
 
 def _f_s(times: PhaseTimes, tokens: Floats) -> Floats:
@@ -177,13 +180,13 @@ def _least_beyond_s(times: PhaseTimes, places: Floats, tokens: Floats) -> Floats
     return least_s
 
 
-def _prompt_places(times: PhaseTimes) -> Floats:
+def _prefill_knots(times: PhaseTimes) -> Floats:
     """Return the numbers of tokens from 1 on between which f is linear."""
     knots = times.prefill_knots_tokens
     return np.union1d(knots[knots >= 1], [1.0])
 
 
-def _request_places(times: PhaseTimes, most_requests: int) -> Floats:
+def _decode_knots(times: PhaseTimes, most_requests: int) -> Floats:
     """Return the numbers of requests from 1 to the most between which g is linear."""
     knots = np.union1d(times.decode_knots_requests, [1.0, float(most_requests)])
     return knots[(knots >= 1) & (knots <= most_requests)]
@@ -191,7 +194,7 @@ def _request_places(times: PhaseTimes, most_requests: int) -> Floats:
 
 def least_decode_s_per_request(times: PhaseTimes, most_requests: int) -> float:
     """Return the least time of a decode iteration for each token it emits, over all batches: min g(n) / n."""
-    requests = _request_places(times, most_requests)
+    requests = _decode_knots(times, most_requests)
     return float((times.decode_time_s(requests, 0) / requests).min())
 
 
@@ -233,7 +236,7 @@ class Bottleneck:
     Attributes:
         resource: The resource, or the limit that an idle machine already breaks.
         where: Which machines.
-        share: Needed over available; above 1 the wall is hit.
+        share: Needed over available; above 1 the bottleneck is hit.
     """
 
     resource: str
@@ -251,7 +254,7 @@ class LowerBounds:
 
     Args:
         problem: The problem.
-        variation: How it is bent.
+        variation: How it is varied.
     """
 
     def __init__(self, problem: Problem, variation: Variation = AS_ASKED) -> None:
@@ -284,7 +287,7 @@ class LowerBounds:
         return 1 / max(_ROUNDING, *(bottleneck.share for bottleneck in self.shares(design, counts, 1.0)))
 
     def bottleneck(self, design: Design, counts: Counts, rate_per_s: float) -> Bottleneck | None:
-        """Return the wall that the design hits with these counts at a rate, None if no bound forbids it."""
+        """Return the bottleneck that the design hits with these counts at a rate, None if no bound forbids it."""
         nearest = max(self.shares(design, counts, rate_per_s), key=lambda bottleneck: bottleneck.share)
         return nearest if nearest.share > 1 + _ROUNDING else None
 
@@ -301,8 +304,8 @@ class LowerBounds:
         (_, number), count = design.slots[0], counts[0]
         load = self.load(number)
         needs = {
-            Resource.FLOPS: sum(load.prompt + load.riding),
-            Resource.HBM_BYTES: load.token,
+            Resource.FLOPS: sum(load.prefill + load.any_decode),
+            Resource.HBM_BYTES: load.decode,
             Resource.KV_CAPACITY: load.kv,
         }
         return [
@@ -314,13 +317,13 @@ class LowerBounds:
         least = []
         for role, number in design.slots:
             machine, load = self.problem.offers[number].machine, self.load(number)
-            prompt = sum(load.prompt) * (machine.prefill_w - machine.idle_w)
-            token = sum(load.riding) * (min(machine.prefill_w, machine.decode_w) - machine.idle_w)
+            prefill = sum(load.prefill) * (machine.prefill_w - machine.idle_w)
+            decode = sum(load.any_decode) * (min(machine.prefill_w, machine.decode_w) - machine.idle_w)
             helps = design.kind != DesignKind.STATIC
             least.append(
                 (
-                    prompt if helps or role == Role.PREFILL else np.inf,
-                    token if helps or role == Role.DECODE else np.inf,
+                    prefill if helps or role == Role.PREFILL else np.inf,
+                    decode if helps or role == Role.DECODE else np.inf,
                 )
             )
         return float(min(one for one, _ in least) + min(other for _, other in least))
@@ -352,9 +355,9 @@ class LowerBounds:
         """Return instances of a slot that a request per second keeps busy if every slot does what its role says."""
         load = self.load(number)
         if role == Role.UNSPLIT:
-            return max(sum(load.prompt + load.riding), load.kv)
+            return max(sum(load.prefill + load.any_decode), load.kv)
         moving = (load.network, load.messages) if design.kind == DesignKind.STATIC else (0.0,)
-        return max(sum(load.prompt), *moving) if role == Role.PREFILL else max(load.token, load.kv, *moving)
+        return max(sum(load.prefill), *moving) if role == Role.PREFILL else max(load.decode, load.kv, *moving)
 
     def _static_shares(self, design: Design, counts: Counts, rate_per_s: float) -> list[Bottleneck]:
         bottlenecks = []
@@ -369,9 +372,9 @@ class LowerBounds:
                 Resource.NETWORK_MESSAGES: [(load.messages,) for _, load in group],
             }
             if role == Role.PREFILL:
-                needs[Resource.FLOPS] = [load.prompt for _, load in group]
+                needs[Resource.FLOPS] = [load.prefill for _, load in group]
             else:
-                needs[Resource.HBM_BYTES] = [load.riding if len(group) > 1 else (load.token,) for _, load in group]
+                needs[Resource.HBM_BYTES] = [load.any_decode if len(group) > 1 else (load.decode,) for _, load in group]
                 needs[Resource.KV_CAPACITY] = [(load.kv,) for _, load in group]
             machines = [count for count, _ in group]
             bottlenecks += [
@@ -383,10 +386,10 @@ class LowerBounds:
     def _shared_work(self, design: Design, counts: Counts, rate_per_s: float) -> Bottleneck:
         """Return the share of machine time that is needed where every machine may do either phase."""
         machines, loads = self._used(design, counts)
-        share = rate_per_s * _busy(machines, [load.prompt + load.riding for load in loads])
-        prompt = sum(count * sum(load.prompt) for count, load in zip(machines, loads, strict=True))
-        token = sum(count * sum(load.riding) for count, load in zip(machines, loads, strict=True))
-        return Bottleneck(Resource.FLOPS if prompt >= token else Resource.HBM_BYTES, "all machines together", share)
+        share = rate_per_s * _busy(machines, [load.prefill + load.any_decode for load in loads])
+        prefill = sum(count * sum(load.prefill) for count, load in zip(machines, loads, strict=True))
+        decode = sum(count * sum(load.any_decode) for count, load in zip(machines, loads, strict=True))
+        return Bottleneck(Resource.FLOPS if prefill >= decode else Resource.HBM_BYTES, "all machines together", share)
 
     def _shared_kv(self, design: Design, counts: Counts, rate_per_s: float) -> Bottleneck:
         machines, loads = self._used(design, counts)
@@ -398,7 +401,9 @@ class LowerBounds:
         used = [(count, self.load(number)) for (_, number), count in zip(design.slots, counts, strict=True) if count]
         return [count for count, _ in used], [load for _, load in used]
 
-    def _alone(self, prompt: Sequence[Offer], token: Sequence[Offer], *, chunk_tokens: int | None) -> dict[str, Floats]:
+    def _alone(
+        self, prefill: Sequence[Offer], decode: Sequence[Offer], *, chunk_tokens: int | None
+    ) -> dict[str, Floats]:
         """Return the least latencies of each pair of lengths on an idle machine, by metric."""
         lengths, reference = self._lengths, self.problem.reference
         if self.problem.rules.published:
@@ -407,7 +412,7 @@ class LowerBounds:
         ttft_s = np.min(
             [
                 least_prefill_s(offer.times, lengths.prompt_tokens, chunk_tokens) + offer.times.prefill_pair_s * pairs
-                for offer in prompt
+                for offer in prefill
             ],
             axis=0,
         )
@@ -415,7 +420,7 @@ class LowerBounds:
         context = lengths.prompt_tokens + (gaps + 1) / 2
         batch = self.problem.rules.batch_requests
         itl_s = np.min(
-            [least_iteration_s(offer.times, batch) + offer.times.decode_context_s * context for offer in token], axis=0
+            [least_iteration_s(offer.times, batch) + offer.times.decode_context_s * context for offer in decode], axis=0
         )
         itl_s = np.where(gaps > 0, itl_s, np.nan)
         e2e_s = ttft_s + np.where(gaps > 0, itl_s * gaps, 0.0)

@@ -25,8 +25,8 @@ def refusal(problem: Problem, entry: RankedDesign) -> str:
         counts, answer = found.miss
         much = f" at {answer.worst:.3g} times the limit" if isfinite(answer.worst) else ""
         return f"{counts_text(problem, entry.design, counts)}: {answer.bottleneck}{much}"
-    if found.floor:
-        least = counts_text(problem, entry.design, found.floor)
+    if found.least:
+        least = counts_text(problem, entry.design, found.least)
         return f"takes {least} at the least, beyond {_bounds_text(problem)}"
     return f"keeps the SLO at no rate within {_bounds_text(problem)}"
 
@@ -43,7 +43,7 @@ def nearest_miss(plan: Plan) -> str:
 
 
 def distance(entry: RankedDesign) -> float:
-    """Return how many times over its limit a design is that does not hold: at its wall, or at its nearest miss."""
+    """Return how many times over its limit a refused design is: at its bottleneck, or at its nearest miss."""
     found = entry.found
     if found.bottleneck is not None:
         return found.bottleneck.share

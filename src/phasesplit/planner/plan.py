@@ -1,7 +1,4 @@
-"""What a plan says: every design sized and ranked, the verdict, what the winner hits next, where the verdict flips.
-
-Which designs no other beats at once in everything that counts.
-"""
+"""The plan: every design sized and ranked, the verdict, what limits the winner next, and where the verdict flips."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -147,7 +147,7 @@ class DayOptions:
         list[str] | None,
         option(
             "--autoscale",
-            text="For the day, a policy of your own as for simulate, beside those fitted; may be repeated.",
+            text="For the day, a policy of your own as for simulate, next to those fitted; may be repeated.",
             metavar="POLICY",
         ),
     ] = None
@@ -211,9 +211,9 @@ def plan(
     phasesplit plan --model llama-3.1-70b --existing dgx-h100=10,dgx-a100=6 \\
         --prompt-percentiles p50=1020,p90=2734 --output-percentiles p50=129,p90=345
     phasesplit plan question.yaml --resume plan.journal --write cluster.yaml
-    """  # noqa: D301 - \b is how click is told to keep these lines
+    """  # noqa: D301 - \b is how click keeps these lines
     began_s = time.perf_counter()
-    from phasesplit.planner.plan_view import checked_plan_outputs, tell
+    from phasesplit.planner.plan_view import checked_plan_outputs, output_plan
     from phasesplit.planner.problem_file import read_problem
 
     asked_workload = {
@@ -249,7 +249,7 @@ def plan(
     asked = read_problem(file, _given(values) or {})
     has_figures = files.html is not None or files.figure is not None
     made = _made(asked, effort, mapped=has_figures, as_json=as_json)
-    return tell(asked, made, outputs, began_s, as_json=as_json)
+    return output_plan(asked, made, outputs, began_s, as_json=as_json)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any] | None:
@@ -277,7 +277,7 @@ def _made(
     from phasesplit import _jit
     from phasesplit.planner.plan_view import DayProgress, PlanProgress, opening_line
     from phasesplit.planner.pool.cores import usable_cores
-    from phasesplit.planner.provision import make_plan, spend_days
+    from phasesplit.planner.provision import make_plan, simulate_days
 
     for note in asked.notes:
         typer.echo(f"phasesplit: {note}", err=True)
@@ -300,5 +300,5 @@ def _made(
             on_step=progress,
         )
     days = DayProgress(None if effort.ray else many)
-    spend_days(made, asked, workers=effort.workers, ray_address=effort.ray, on_ahead=days.begin, on_day=days)
+    simulate_days(made, asked, workers=effort.workers, ray_address=effort.ray, on_ahead=days.begin, on_day=days)
     return made

@@ -143,6 +143,13 @@ def _intensity(value: object) -> float:
     return kg_per_kwh
 
 
+def _baseline(value: object) -> tuple[int, str]:
+    servers, colon, name = str(value).partition(":")
+    if not colon or not servers.isdecimal() or not 1 <= int(servers) <= 100_000:
+        raise ValueError("SERVERS:MACHINE, such as 40:dgx-h100")
+    return int(servers), name
+
+
 def _rules(value: object) -> Mapping[str, Any]:
     if value in ("default", "published"):
         return {"published": value == "published"}
@@ -194,7 +201,7 @@ class PlanSpec(Spec):
 
     Attributes:
         model: Name of a model or path of its file.
-        machines: Names of machines or paths of their files, variants as `domain.variants` names them.
+        machines: Names of machines or paths of their files, variants as `domain.machine` names them.
         existing: Instead of machines, how many servers there are of each.
         workload: Which requests.
         rate: Mean requests per second.
@@ -206,7 +213,7 @@ class PlanSpec(Spec):
         maximize: The rate, within budgets.
         within: Budgets.
         preset: Question as in the paper, about a baseline.
-        baseline: COUNT:MACHINE.
+        baseline: Servers of a machine, written SERVERS:MACHINE.
         tensor_parallel: Degrees to look at; None: those that are known.
         power_caps: Shares to look at; None: as the objective makes sensible.
         rules: Settings of the scheduling rules.
@@ -215,7 +222,7 @@ class PlanSpec(Spec):
         times: Source of phase times.
         grid_intensity: kg CO2 per kWh.
         most_servers: Largest cluster that is looked at.
-        day: Policies of one's own for a day, beside those fitted; None: no day.
+        day: Policies of one's own for a day, next to those fitted; None: no day.
     """
 
     model: Name
@@ -231,7 +238,7 @@ class PlanSpec(Spec):
     maximize: Literal["throughput"] | None = None
     within: Annotated[dict[Measure, float], BeforeValidator(_budgets)] = Field(default_factory=dict)
     preset: Literal["iso-power", "iso-cost", "iso-throughput"] | None = None
-    baseline: Name | None = None
+    baseline: Annotated[tuple[int, str], BeforeValidator(_baseline)] | None = None
     tensor_parallel: Annotated[tuple[int, ...] | None, BeforeValidator(_degrees)] = None
     power_caps: Annotated[tuple[float, ...] | None, BeforeValidator(_shares)] = None
     rules: Annotated[dict[str, Any], BeforeValidator(_rules)] = Field(default_factory=dict)

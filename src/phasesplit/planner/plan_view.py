@@ -1,12 +1,9 @@
-"""A plan as text in the terminal: the ranking, the verdict, what binds, and where the verdict flips.
+"""A plan in the terminal: how far it is, the plan as text, and the files that it writes.
 
-The days of a plan: how far they are, on standard error, and what they say, as text in the terminal.
-
-How far a plan is, on standard error.
-
-What `phasesplit plan` prints and writes once there is a plan: files all checked before, and all written or none.
-
-Where the sources of a plan's phase times differ, as text in the terminal.
+1. `checked_plan_outputs` checks the files before any work is done.
+2. `opening_line` says what is planned; `PlanProgress` and `DayProgress` say on standard error how far it is.
+3. `output_plan` writes all files or none, and prints the plan: as JSON, or with `print_plan` the ranking, the verdict,
+   what limits the winner, where the verdict flips, the sources of phase times, and the days.
 """
 
 import math
@@ -36,18 +33,127 @@ from phasesplit.planner.sources import MachineSources
 
 if TYPE_CHECKING:
     from phasesplit.planner.days import Ahead
-    from phasesplit.planner.plan import Plan
     from phasesplit.planner.question import Asked
-    from phasesplit.planner.sources import MachineSources
     from phasesplit.simulator.result import Result
 
-
+_INTERRUPTED = 130
+_ENDINGS = {"write": (".yaml", ".yml"), "html": (".html",), "figure": (".png", ".pdf", ".svg"), "resume": ("",)}
+_WIDEST = 120
+_EVERY_S = 30.0
+"""Between two lines where they cannot replace one another."""
 _WORK_S = 2e-6
 """Processor time of one request of a day, on a machine of 2024."""
+_SHOWN = {"prefill": (512, 2048, 8192), "decode": (1, 16, 64)}
 _COLUMNS = {
     "machine hours": 7, "USD": 6, "kWh": 5, "kg": 5, "changes": 7, "missed": 7, "worst hour": 7, "SLO": 6,
 }  # fmt: skip
 """Columns of the table and their least width, so that the tables of both designs line up."""
+
+
+def checked_plan_outputs(read: Sequence[str | None], **named: Path | None) -> dict[str, Path]:
+    """Return the files to write by option, all checked before any work is done.
+
+    Args:
+        read: Files that are read, which no output may replace.
+        named: Path by option: write, html, figure, resume; None where it was not given.
+
+    Raises:
+        SpecError: One cannot be written, or two options name one file.
+    """
+    from phasesplit.io.results import check_output
+
+    taken = {Path(one).resolve() for one in read if one}
+    outputs = {}
+    for name, path in named.items():
+        if path is None:
+            continue
+        check_output(path, _ENDINGS[name], f"--{name}")
+        if path.resolve() in taken:
+            raise SpecError.bad(f"--{name}", str(path), "a file that nothing else names")
+        taken.add(path.resolve())
+        outputs[name] = path
+    outputs.pop("resume", None)  # the journal writes itself
+    return outputs
+
+
+def opening_line(problem: Problem, rate_known: bool, source: str, width: str) -> str:
+    """Return what is being planned in one line.
+
+    Args:
+        problem: The problem.
+        rate_known: Whether its rate is asked for, not still to be found.
+        source: Name of the traffic.
+        width: Where simulations run.
+    """
+    asked = [offer for offer in problem.offers if not offer.variant_of]
+    machines = [
+        offer.machine.name if offer.existing is None else f"{offer.existing} {offer.machine.name}" for offer in asked
+    ]
+    variants = len(problem.offers) - len(asked)
+    others = f" (and {variants} settings of them)" if variants else ""
+    rate = f" at {problem.traffic.rate_per_s:,.4g} requests/s" if rate_known else ""
+    goal = "the highest rate" if problem.objective is None else f"least {problem.objective}"
+    budgets = "".join(f", within {most:,.6g} {UNITS[measure]}" for measure, most in problem.budgets.items())
+    return (
+        f"planning {problem.model.name} on {', '.join(machines)}{others}: {source}{rate}, SLO {problem.slo.name},"
+        f" {goal}{budgets}; {_plural(len(problem.seeds), 'seed')} of {problem.traffic.duration_s:,.0f} s, {width}"
+    )
+
+
+class PlanProgress:
+    """Shows stage, simulations done and the best so far; to be called with every `Step`, and closed at the end.
+
+    Args:
+        problem: The problem.
+        shown: Whether to show every step in place, as on a terminal; else there is a line every half minute.
+    """
+
+    def __init__(self, problem: Problem, *, shown: bool) -> None:
+        self._problem = problem
+        self._shown = shown
+        self._status: Any = None
+        self._last_line_s: float | None = None
+
+    def __call__(self, step: PlanStep) -> None:
+        """Show how far the plan is."""
+        if not self._shown:
+            self._print_rarely(step)
+            return
+        if self._status is None:
+            from rich.console import Console
+
+            self._status = Console(stderr=True, highlight=False).status("")
+            self._status.start()
+        self._status.update(self._line(step))
+
+    def _print_rarely(self, step: PlanStep) -> None:
+        now_s = time.monotonic()
+        if self._last_line_s is None:
+            self._last_line_s = now_s  # of the first step: a plan that is soon done says nothing
+        if now_s - self._last_line_s >= _EVERY_S:
+            self._last_line_s = now_s
+            typer.echo(self._line(step), err=True)
+
+    def _line(self, step: PlanStep) -> str:
+        best = f"; best so far {self._best(step)}" if step.best is not None else ""
+        return f"{step.stage}, {step.questions:,} simulations{best}"
+
+    def _best(self, step: PlanStep) -> str:
+        assert step.best is not None  # noqa: S101 - asked by the caller
+        design, counts, value = step.best
+        objective = self._problem.objective
+        unit = "requests/s" if objective is None else UNITS[objective]
+        machines = " + ".join(str(count) for count in counts)
+        return f"{abs(value):,.5g} {unit} ({design.name}, {machines})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
 
 
 class DayProgress:
@@ -82,158 +188,7 @@ class DayProgress:
         )
 
 
-def print_days(console: Any, plan: Plan) -> None:
-    """Print how each day went, and what all of them say; nothing where there is none and nothing to tell.
-
-    Args:
-        console: Where to.
-        plan: The plan.
-    """
-    from rich.text import Text
-
-    for design, days in groupby(plan.days, key=lambda day: day.design):
-        _print_design(console, plan, design, list(days))
-    for sentence in day_verdict(plan):
-        console.print(Text(sentence))
-    for note in plan.day_notes:
-        console.print(Text(note, "dim"))
-    if not plan.days_complete:
-        console.print(Text("interrupted, so days are missing", "dim"))
-    if plan.days or plan.day_notes or not plan.days_complete:
-        console.print()
-
-
-def _print_design(console: Any, plan: Plan, design: Design, days: list[Day]) -> None:
-    """Print a table of one design's days, and how its policies are fitted."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    machines = counts_text(plan.problem, design, days[0].counts)
-    console.print(Text(f"A day of {days[0].requests:,} requests with {machines} ({design.kind}):"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    table.add_column("policy", min_width=9, overflow="fold")
-    for column, width in _COLUMNS.items():
-        table.add_column(column, justify="right", min_width=width)
-    own = [day.written for day in days if day.written]
-    for day in days:
-        table.add_row(
-            f"{day.policy.name} ({own.index(day.written) + 1})" if day.written else day.policy.name,
-            f"{day.machine_hours:,.1f}",
-            f"{day.usd:,.0f}",
-            f"{day.energy_j / JOULES_PER_KWH:,.0f}",
-            f"{day.kg_co2e:,.0f}",
-            f"{day.changes:,}",
-            _share(day.missed_share),
-            _share(day.worst_hour_share),
-            "kept" if day.holds else "broken",
-        )
-    console.print(table)
-    fitted = [policy_setting(day) for day in days if not day.written and policy_setting(day) != day.policy.name]
-    if fitted:
-        console.print(Text("fitted, as --autoscale of simulate takes them:", "dim"))
-    for setting in fitted:
-        console.print(Text(f"  {setting}", "dim"), soft_wrap=True)
-    for number, written in enumerate(own, 1):
-        console.print(Text(f"({number}) {written}", "dim"), soft_wrap=True)
-    console.print()
-
-
-def _share(share: float) -> str:
-    return "-" if math.isnan(share) else f"{share:.2%}"
-
-
-_EVERY_S = 30.0
-"""Between two lines where they cannot replace one another."""
-
-
-class PlanProgress:
-    """Shows stage, simulations done and the best so far; to be called with every `Step`, and closed at the end.
-
-    Args:
-        problem: The problem.
-        shown: Whether to show every step in place, as on a terminal; else there is a line every half minute.
-    """
-
-    def __init__(self, problem: Problem, *, shown: bool) -> None:
-        self._problem = problem
-        self._shown = shown
-        self._status: Any = None
-        self._told_s: float | None = None
-
-    def __call__(self, step: PlanStep) -> None:
-        """Show how far the plan is."""
-        if not self._shown:
-            self._tell_rarely(step)
-            return
-        if self._status is None:
-            from rich.console import Console
-
-            self._status = Console(stderr=True, highlight=False).status("")
-            self._status.start()
-        self._status.update(self._line(step))
-
-    def _tell_rarely(self, step: PlanStep) -> None:
-        now_s = time.monotonic()
-        if self._told_s is None:
-            self._told_s = now_s  # of the first step: a plan that is soon done says nothing
-        if now_s - self._told_s >= _EVERY_S:
-            self._told_s = now_s
-            typer.echo(self._line(step), err=True)
-
-    def _line(self, step: PlanStep) -> str:
-        best = f"; best so far {self._best(step)}" if step.best is not None else ""
-        return f"{step.stage}, {step.questions:,} simulations{best}"
-
-    def _best(self, step: PlanStep) -> str:
-        assert step.best is not None  # noqa: S101 - asked by the caller
-        design, counts, value = step.best
-        objective = self._problem.objective
-        unit = "requests/s" if objective is None else UNITS[objective]
-        machines = " + ".join(str(count) for count in counts)
-        return f"{abs(value):,.5g} {unit} ({design.name}, {machines})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-
-_INTERRUPTED = 130
-_ENDINGS = {"write": (".yaml", ".yml"), "html": (".html",), "figure": (".png", ".pdf", ".svg"), "resume": ("",)}
-
-
-def checked_plan_outputs(read: Sequence[str | None], **named: Path | None) -> dict[str, Path]:
-    """Return the files to write by option, all checked before any work is done.
-
-    Args:
-        read: Files that are read, which no output may replace.
-        named: Path by option: write, html, figure, resume; None where it was not given.
-
-    Raises:
-        SpecError: One cannot be written, or two options name one file.
-    """
-    from phasesplit.io.results import check_output
-
-    taken = {Path(one).resolve() for one in read if one}
-    outputs = {}
-    for name, path in named.items():
-        if path is None:
-            continue
-        check_output(path, _ENDINGS[name], f"--{name}")
-        if path.resolve() in taken:
-            raise SpecError.bad(f"--{name}", str(path), "a file that nothing else names")
-        taken.add(path.resolve())
-        outputs[name] = path
-    outputs.pop("resume", None)  # the journal writes itself
-    return outputs
-
-
-def tell(asked: "Asked", made: "Plan", outputs: dict[str, Path], began_s: float, *, as_json: bool) -> int:
+def output_plan(asked: "Asked", made: "Plan", outputs: dict[str, Path], began_s: float, *, as_json: bool) -> int:
     """Print a plan, write its files, and return the exit code.
 
     Raises:
@@ -246,7 +201,7 @@ def tell(asked: "Asked", made: "Plan", outputs: dict[str, Path], began_s: float,
 
     finished = made.complete and made.best is not None
     result = winner_result(made) if (as_json or outputs) and finished else None
-    sources = plan_sources(made, asked.times, patient=as_json or "html" in outputs)
+    sources = plan_sources(made, asked.times, ask_tables=as_json or "html" in outputs)
     if finished:
         _write(asked, made, result, sources, outputs)
     elapsed_s = time.perf_counter() - began_s
@@ -328,83 +283,6 @@ def simulation_command(asked: "Asked", made: "Plan", cluster: Path) -> str:
     return shlex.join(words)
 
 
-_SHOWN = {"prompt": (512, 2048, 8192), "token": (1, 16, 64)}
-
-
-def print_sources(console: Any, sources: Sequence[MachineSources]) -> None:
-    """Print the same iterations by each source where two or more cover them, and otherwise why there is only one.
-
-    Args:
-        console: A console of rich.
-        sources: Sources by machine.
-    """
-    from rich.text import Text
-
-    compared = [one for one in sources if one.rows]
-    if compared:
-        console.print(_compared(compared))
-    alone = [one for one in sources if not one.rows]
-    if alone:
-        machines = ", ".join(one.machine for one in alone)
-        # That nobody measured a pair goes without saying here.
-        absent = [why for one in alone for name, why in one.absent.items() if name != "measured"]
-        # Without the place of each error, which is always the source of phase times.
-        reasons = dict.fromkeys(why.partition(": ")[2] or why for why in absent)
-        console.print(Text("; ".join([f"only the {alone[0].used} has phase times on {machines}", *reasons]), "dim"))
-
-
-def _compared(sources: Sequence[MachineSources]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    names = list(dict.fromkeys(name for one in sources for row in one.rows for name in row.seconds))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for column in ("phase times, ms", "iteration"):
-        table.add_column(column, no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right")
-    table.add_column("to roofline", justify="right")
-    for one in sources:
-        shown = [row for row in one.rows if row.size in _SHOWN[row.phase]]
-        for row in shown:
-            times = [_milliseconds(row.seconds[name]) if name in row.seconds else "" for name in names]
-            ratios = ", ".join(f"{ratio:.2f}" for name, ratio in row.ratios.items() if name != "roofline")
-            what = f"prompt of {row.size:,}" if row.phase == "prompt" else f"token, batch {row.size}"
-            table.add_row(one.machine if row is shown[0] else "", what, *times, ratios)
-    return table
-
-
-def _milliseconds(time_s: float) -> str:
-    return f"{time_s * 1e3:,.0f}" if time_s >= 0.1 else f"{time_s * 1e3:.3g}"
-
-
-_WIDEST = 120
-
-
-def opening_line(problem: Problem, rate_known: bool, source: str, width: str) -> str:
-    """Return what is being planned in one line.
-
-    Args:
-        problem: The problem.
-        rate_known: Whether its rate is asked for, not still to be found.
-        source: Name of the traffic.
-        width: Where simulations run.
-    """
-    asked = [offer for offer in problem.offers if not offer.variant_of]
-    machines = [
-        offer.machine.name if offer.existing is None else f"{offer.existing} {offer.machine.name}" for offer in asked
-    ]
-    variants = len(problem.offers) - len(asked)
-    others = f" (and {variants} settings of them)" if variants else ""
-    rate = f" at {problem.traffic.rate_per_s:,.4g} requests/s" if rate_known else ""
-    goal = "the highest rate" if problem.objective is None else f"least {problem.objective}"
-    budgets = "".join(f", within {most:,.6g} {UNITS[measure]}" for measure, most in problem.budgets.items())
-    return (
-        f"planning {problem.model.name} on {', '.join(machines)}{others}: {source}{rate}, SLO {problem.slo.name},"
-        f" {goal}{budgets}; {_plural(len(problem.seeds), 'seed')} of {problem.traffic.duration_s:,.0f} s, {width}"
-    )
-
-
 def print_plan(plan: Plan, elapsed_s: float, sources: Sequence[MachineSources] = ()) -> None:
     """Print a plan to standard output, as wide as the terminal but at most 120 columns.
 
@@ -437,33 +315,6 @@ def print_plan(plan: Plan, elapsed_s: float, sources: Sequence[MachineSources] =
     why = plan.lost or "interrupted"
     stopped = "" if plan.complete else f"; {why}: there may be better"
     console.print(Text(f"{plan.questions:,} simulations, seeds {seeds}, {elapsed_s:,.3g} s{stopped}", "dim"))
-
-
-def _sources(plan: Plan) -> dict[str, list[str]]:
-    """Return who uses each source of phase times."""
-    problem = plan.problem
-    users: dict[str, list[str]] = {}
-    for offer in _offers(plan):
-        users.setdefault(offer.times.source, []).append(offer.machine.name)
-    if problem.reference is not None and problem.slo.needs_reference:
-        users.setdefault(problem.reference.source, []).append("reference of slowdowns")
-    return users
-
-
-def _links(plan: Plan) -> dict[str, list[str]]:
-    """Return who has each source of a link that was measured; the published rules ask for none."""
-    users: dict[str, list[str]] = {}
-    for offer in _offers(plan):
-        if offer.machine.link_source is not None and not plan.problem.rules.published:
-            users.setdefault(offer.machine.link_source, []).append(offer.machine.name)
-    return users
-
-
-def _offers(plan: Plan) -> list[Offer]:
-    """Return the machines as asked for, and the settings of them that are compared."""
-    compared = [entry.design for entry in (plan.best_split, plan.best_unsplit) if entry is not None]
-    used = {number for design in compared for _, number in design.slots}
-    return [offer for number, offer in enumerate(plan.problem.offers) if not offer.variant_of or number in used]
 
 
 def _print_ranking(console: Any, plan: Plan) -> None:
@@ -619,6 +470,141 @@ def _advantage(point: Point) -> str:
         sides = {1: "only split", -1: "only unsplit", 0: "neither"}
         return sides[point.lead]
     return f"{point.advantage:+.0%}"
+
+
+def print_sources(console: Any, sources: Sequence[MachineSources]) -> None:
+    """Print the same iterations by each source where two or more cover them, and otherwise why there is only one.
+
+    Args:
+        console: A console of rich.
+        sources: Sources by machine.
+    """
+    from rich.text import Text
+
+    compared = [one for one in sources if one.rows]
+    if compared:
+        console.print(_compared(compared))
+    alone = [one for one in sources if not one.rows]
+    if alone:
+        machines = ", ".join(one.machine for one in alone)
+        # That nobody measured a pair goes without saying here.
+        absent = [why for one in alone for name, why in one.absent.items() if name != "measured"]
+        # Without the place of each error, which is always the source of phase times.
+        reasons = dict.fromkeys(why.partition(": ")[2] or why for why in absent)
+        console.print(Text("; ".join([f"only the {alone[0].used} has phase times on {machines}", *reasons]), "dim"))
+
+
+def _compared(sources: Sequence[MachineSources]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for one in sources for row in one.rows for name in row.seconds))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for column in ("phase times, ms", "iteration"):
+        table.add_column(column, no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("to roofline", justify="right")
+    for one in sources:
+        shown = [row for row in one.rows if row.size in _SHOWN[row.phase]]
+        for row in shown:
+            times = [_milliseconds(row.seconds[name]) if name in row.seconds else "" for name in names]
+            ratios = ", ".join(f"{ratio:.2f}" for name, ratio in row.ratios.items() if name != "roofline")
+            what = f"prefill of {row.size:,}" if row.phase == "prefill" else f"decode, batch {row.size}"
+            table.add_row(one.machine if row is shown[0] else "", what, *times, ratios)
+    return table
+
+
+def _milliseconds(time_s: float) -> str:
+    return f"{time_s * 1e3:,.0f}" if time_s >= 0.1 else f"{time_s * 1e3:.3g}"
+
+
+def print_days(console: Any, plan: Plan) -> None:
+    """Print how each day went, and what all of them say; nothing where there is none and no note.
+
+    Args:
+        console: Where to.
+        plan: The plan.
+    """
+    from rich.text import Text
+
+    for design, days in groupby(plan.days, key=lambda day: day.design):
+        _print_design(console, plan, design, list(days))
+    for sentence in day_verdict(plan):
+        console.print(Text(sentence))
+    for note in plan.day_notes:
+        console.print(Text(note, "dim"))
+    if not plan.days_complete:
+        console.print(Text("interrupted, so days are missing", "dim"))
+    if plan.days or plan.day_notes or not plan.days_complete:
+        console.print()
+
+
+def _print_design(console: Any, plan: Plan, design: Design, days: list[Day]) -> None:
+    """Print a table of one design's days, and how its policies are fitted."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    machines = counts_text(plan.problem, design, days[0].counts)
+    console.print(Text(f"A day of {days[0].requests:,} requests with {machines} ({design.kind}):"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    table.add_column("policy", min_width=9, overflow="fold")
+    for column, width in _COLUMNS.items():
+        table.add_column(column, justify="right", min_width=width)
+    own = [day.written for day in days if day.written]
+    for day in days:
+        table.add_row(
+            f"{day.policy.name} ({own.index(day.written) + 1})" if day.written else day.policy.name,
+            f"{day.machine_hours:,.1f}",
+            f"{day.usd:,.0f}",
+            f"{day.energy_j / JOULES_PER_KWH:,.0f}",
+            f"{day.kg_co2e:,.0f}",
+            f"{day.changes:,}",
+            _share(day.missed_share),
+            _share(day.worst_hour_share),
+            "kept" if day.holds else "broken",
+        )
+    console.print(table)
+    fitted = [policy_setting(day) for day in days if not day.written and policy_setting(day) != day.policy.name]
+    if fitted:
+        console.print(Text("fitted, as --autoscale of simulate takes them:", "dim"))
+    for setting in fitted:
+        console.print(Text(f"  {setting}", "dim"), soft_wrap=True)
+    for number, written in enumerate(own, 1):
+        console.print(Text(f"({number}) {written}", "dim"), soft_wrap=True)
+    console.print()
+
+
+def _share(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.2%}"
+
+
+def _sources(plan: Plan) -> dict[str, list[str]]:
+    """Return who uses each source of phase times."""
+    problem = plan.problem
+    users: dict[str, list[str]] = {}
+    for offer in _offers(plan):
+        users.setdefault(offer.times.source, []).append(offer.machine.name)
+    if problem.reference is not None and problem.slo.needs_reference:
+        users.setdefault(problem.reference.source, []).append("reference of slowdowns")
+    return users
+
+
+def _links(plan: Plan) -> dict[str, list[str]]:
+    """Return who has each source of a link that was measured; the published rules ask for none."""
+    users: dict[str, list[str]] = {}
+    for offer in _offers(plan):
+        if offer.machine.link_source is not None and not plan.problem.rules.published:
+            users.setdefault(offer.machine.link_source, []).append(offer.machine.name)
+    return users
+
+
+def _offers(plan: Plan) -> list[Offer]:
+    """Return the machines as asked for, and the settings of them that are compared."""
+    compared = [entry.design for entry in (plan.best_split, plan.best_unsplit) if entry is not None]
+    used = {number for design in compared for _, number in design.slots}
+    return [offer for number, offer in enumerate(plan.problem.offers) if not offer.variant_of or number in used]
 
 
 def _plural(count: int, word: str) -> str:

@@ -1,4 +1,14 @@
-"""Makes a plan: sizes every design, varies the best ones, compares them on every seed, and bends the question."""
+"""Makes a plan: sizes every design, varies the best ones, compares them on every seed, and varies the question.
+
+`Planner.make` runs these steps; each is a set of searches that run at once, and each adds to the `Plan`:
+
+1. `_size`: the cheapest counts of every design (or the highest rate), over the machines as asked for.
+2. `_vary`: slices and power caps of the machines of the best split and the best unsplit design.
+3. `_judge`: the capacities of the two on every seed, and the verdict.
+4. `_gain`: what one more server of each pool, and one more network card, adds.
+5. `_vary_question`: the two designs sized again at other rates, lengths, links and limits.
+6. `_map`: the counts around the winner's.
+"""
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +37,7 @@ from phasesplit.planner.sensitivity import FACTORS, Axis, Point, varied
 from phasesplit.planner.verdict import EVEN, Verdict, advantage_of, decide
 
 _FALLBACKS = 3
-"""So many designs of a side are tried where better ones cannot keep a bent SLO."""
+"""So many designs of a side are tried where better ones cannot keep a varied SLO."""
 _MAP_STEPS = 4
 _MAP_REACH = 0.6
 """The map reaches so far to each side of the best counts, as a share of them, in so many steps."""
@@ -317,9 +327,9 @@ class Planner:
         return list(rivals.values())
 
     def _drive(self, searches: Mapping[Any, Any]) -> dict[Any, Any]:
-        return drive(searches, self.workers, self.journal, self._heard)
+        return drive(searches, self.workers, self.journal, self._on_answer)
 
-    def _heard(self, _key: Hashable, _question: Question, _answer: Answer) -> None:
+    def _on_answer(self, _key: Hashable, _question: Question, _answer: Answer) -> None:
         self.plan.questions += 1
         if self.on_step is None:
             return

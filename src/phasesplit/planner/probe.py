@@ -18,7 +18,7 @@ _TRACES_KEPT = 8
 UNSERVED = "requests refused or left unfinished"
 SATURATED = "a backlog that grows"
 OVER_BUDGET = "budget of"
-"""How the wall begins where more is drawn than a budget allows."""
+"""How the bottleneck begins where more is drawn than a budget allows."""
 
 
 class Question(NamedTuple):
@@ -29,7 +29,7 @@ class Question(NamedTuple):
         counts: Instances of each slot.
         rate_per_s: Mean arrival rate.
         seed: Of the trace.
-        variation: How the problem is bent.
+        variation: How the problem is varied.
     """
 
     design: Design

@@ -1,8 +1,7 @@
-"""What a plan is asked: traffic, model, machines on offer, limits, and what to spare.
+"""The problem that a plan solves: model, machines on offer, traffic, SLO, what to minimise, budgets.
 
-What a plan minimises or keeps within a budget: money, power, energy, greenhouse gases, servers.
-
-The requests that a plan is made for: traces at any rate, and the moments that floors need.
+`Measure` is what a plan minimises or keeps within a budget: money, power, energy, greenhouse gases, servers. `Traffic`
+draws the requests, at any rate. `Variation` changes the problem, to see what its answer depends on.
 """
 
 from dataclasses import dataclass, field, replace
@@ -244,7 +243,7 @@ class Problem:
 
 
 class Variation(NamedTuple):
-    """How the question is bent to see what the answer depends on; each a factor on what was asked.
+    """How the question is varied to see what the answer depends on; each a factor on what was asked.
 
     Attributes:
         ratio: On prompt tokens per output token.

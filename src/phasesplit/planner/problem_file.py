@@ -59,7 +59,7 @@ def read_problem(file: str | Path | None, values: Mapping[str, Any], *, flag: st
 
 
 def _is_option(field: str, content: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Return whether a field is the command line's, and not one that it leaves to the file beside others of its own."""
+    """Return whether the command line gives a field, and not the file, which may give others of the same section."""
     top, _, entry = re.sub(r"\[.*", "", field).partition(".")
     if top not in values:
         return False

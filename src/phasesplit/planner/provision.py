@@ -1,6 +1,6 @@
-"""Plans from start to end: reads what is asked, opens workers, and lets a planner search.
+"""A plan from start to end: reads what is asked, opens workers, and lets a planner search.
 
-The command line and Python programs both come in here.
+The command line calls `make_plan` and `simulate_days`; Python programs call `plan`, which does both.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from phasesplit.errors import InfeasibleError, WorkerLostError
 from phasesplit.planner.capacity import capacity
 from phasesplit.planner.days import Ahead, days_ahead
 from phasesplit.planner.designs import designs_of
-from phasesplit.planner.drift import Day, spend
+from phasesplit.planner.drift import Day, simulate_day
 from phasesplit.planner.drive import MemoryJournal, Workers, drive
 from phasesplit.planner.journal import FileJournal
 from phasesplit.planner.lower_bounds import LowerBounds
@@ -54,7 +54,7 @@ def plan(
         resume: Journal of answers, which a later call with the same question goes on from.
         thorough: Look also at what one more of each buys and where the verdict flips.
         on_step: Called after every simulation.
-        asked: Fields of `files.plan_schema.PlanSpec`; they override the file.
+        asked: Fields of `plan_schema.PlanSpec`; they override the file.
 
     Raises:
         SpecError: The question is not allowed.
@@ -66,7 +66,7 @@ def plan(
     )
     if made.best is None and made.complete:
         raise InfeasibleError(nearest_miss(made))
-    spend_days(made, question, workers=workers, ray_address=ray_address)
+    simulate_days(made, question, workers=workers, ray_address=ray_address)
     return made
 
 
@@ -98,14 +98,14 @@ def make_plan(
         problem = asked.problem
         if asked.baseline is not None:
             problem = asked.at(_held_by_baseline(asked.baseline))
-        with _workers(problem, workers, ray_address) as crew:
+        with _workers(problem, workers, ray_address) as pool:
             planner = Planner(
-                problem=problem, workers=crew, journal=journal, on_step=on_step, thorough=thorough, mapped=mapped
+                problem=problem, workers=pool, journal=journal, on_step=on_step, thorough=thorough, mapped=mapped
             )
             return planner.make()
 
 
-def spend_days(
+def simulate_days(
     made: Plan,
     asked: Asked,
     *,
@@ -139,14 +139,14 @@ def spend_days(
         made.day_notes = list(ahead.notes)
         if on_ahead is not None:
             on_ahead(ahead)
-        with open_pool(partial(spend, made.problem), count=workers, ray_address=ray_address) as crew:
+        with open_pool(partial(simulate_day, made.problem), count=workers, ray_address=ray_address) as pool:
             left = list(enumerate(ahead.questions))
             running: dict[Future[Day], int] = {}
             while left or running:
                 # No more at once than there are workers: one of this process answers while it is asked.
-                while left and len(running) < crew.width:
+                while left and len(running) < pool.width:
                     place, question = left.pop(0)
-                    running[crew.submit(question)] = place
+                    running[pool.submit(question)] = place
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     day = done[running.pop(future)] = future.result()
                     if on_day is not None:
@@ -167,8 +167,8 @@ def _workers(problem: Problem, count: int | None, ray_address: str | None) -> It
         first = designs_of(problem)[0]
         counts = LowerBounds(problem).least(first, 1.0)
         prober(Question(first, counts, 1.0, problem.seeds[0]))
-    with open_pool(prober, count=count, ray_address=ray_address) as crew:
-        yield crew
+    with open_pool(prober, count=count, ray_address=ray_address) as pool:
+        yield pool
 
 
 def _held_by_baseline(problem: Problem) -> float:

@@ -1,8 +1,9 @@
-"""The machines that a plan may use, each with the phase times of the model on it, and their other settings.
+"""The question of a plan: a problem made out of a checked spec, or the reason why the spec is refused.
 
-The day that a plan is asked for: policies as a person writes them, and days that are refused before planning.
-
-The question of a plan, made out of a checked spec: machines, traffic, rate, length of traces, contradictions.
+1. `Reader.asked` refuses fields that contradict one another, and loads model, rules, SLO and reference.
+2. `Offers` has the machines, each with the phase times of the model on it, and their slices and power caps.
+3. `Reader` adds the traffic: its source, its rate, the length of its traces.
+4. `read_day` adds the policies of the day, if one is asked for.
 """
 
 import math
@@ -11,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phasesplit.domain.arrivals import Diurnal, parse_arrivals
+from phasesplit.domain.arrivals import ArrivalModel, Diurnal, parse_arrivals
 from phasesplit.domain.machine import Machine, fitting_degree, sliced, tensor_parallel_degrees
 from phasesplit.domain.model import Model
 from phasesplit.domain.profile import PhaseTimes
+from phasesplit.domain.request import Trace
 from phasesplit.domain.slo import parse_slo
+from phasesplit.domain.workload import Workload, workload_from_percentiles
 from phasesplit.errors import SpecError
 from phasesplit.io.catalog import SLOW_LINKS, phase_times, reference_times, with_room_for
 from phasesplit.io.policies import parse_policy
@@ -28,52 +31,63 @@ from phasesplit.planner.lower_bounds import LowerBounds
 from phasesplit.planner.problem import UNITS, Measure, Offer, Problem, Traffic, of_one
 from phasesplit.planner.search import RateSearch
 from phasesplit.scheduler.autoscaling import Policy
+from phasesplit.scheduler.rules import Rules
 
 if TYPE_CHECKING:
-    from phasesplit.domain.arrivals import ArrivalModel
-    from phasesplit.domain.request import Trace
-    from phasesplit.domain.workload import Workload
     from phasesplit.planner.plan_schema import PlanSpec, WorkloadSpec
-    from phasesplit.planner.problem import Offer
-    from phasesplit.scheduler.autoscaling import Policy
-    from phasesplit.scheduler.rules import Rules
 
-
+LEAST_DURATION_S = 120.0
+REQUESTS = 10_000
+"""Each simulated trace lasts LEAST_DURATION_S, or longer until so many requests have come."""
+MOST_REQUESTS = 1_000_000
+"""A plan simulates hundreds of traces; one of this length takes about a second."""
 POLICY_FIELD = "day.policy"
 """How one of the policies in the field `day` is named to what tells a person the place."""
-
-
-def read_day(
-    spec: "PlanSpec", where: Callable[[str], str], problem: Problem, *, rate_known: bool
-) -> dict[str, Policy] | None:
-    """Return the policies of one's own by how they were written; None where no day is asked for.
-
-    Args:
-        spec: What was asked.
-        where: From a field to how the person knows its place.
-        problem: The problem.
-        rate_known: Whether its rate is asked for, not still to be found.
-
-    Raises:
-        SpecError: A policy is not allowed, the day has too many requests, the rules know no policies, or the arrivals
-            are those of a day already.
-    """
-    if spec.day is None:
-        return None
-    place = where(POLICY_FIELD if spec.day else "day")
-    if problem.rules.published:
-        raise SpecError(f"{place}: not with the published rules, which know no machines that come and go")
-    if isinstance(problem.traffic.arrivals, Diurnal):
-        # Short traces of it would size the clusters for the hour in which they happen to lie.
-        raise SpecError(f"{where('arrivals')}: got diurnal, allowed with a day are others: the day swings by itself")
-    own = {text: parse_policy(text, place) for text in spec.day}
-    requests = requests_of(problem.traffic)
-    if rate_known and requests > MOST_REQUESTS_OF_A_DAY:
-        raise SpecError(f"{where('day')}: {too_many(requests)}")
-    return own
-
-
+_POWER_CAPS = (0.7, 0.5)
+_POWERED = (Measure.POWER, Measure.ENERGY, Measure.CARBON)
+_SET_BY_DESIGNS = ("elastic", "unsplit_batching")
 _MEASURED = "measured"
+_BUDGETS_OF_PRESETS = {"iso-power": Measure.POWER, "iso-cost": Measure.COST}
+_CONTRADICTIONS = (
+    ("minimize", "maximize", "give one of the two"),
+    ("existing", "machines", "the machines that exist are all there are, leave out one of the two"),
+    ("existing", "minimize", "what exists is paid for; leave out one of the two"),
+    ("existing", "within", "all that exists is used, there is nothing to keep within a budget"),
+    ("existing", "preset", "give one of the two"),
+    ("existing", "tensor_parallel", "say it in the machine's name: dgx-h100/tp4=10"),
+    ("existing", "power_caps", "say it in the machine's name: dgx-h100@50%=10"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A plan's question, and what its answer needs to name files by.
+
+    Attributes:
+        problem: The problem; its rate stands for one where `baseline` has to be found first.
+        baseline: The problem whose machines, all unsplit, hold the rate that the plan is for; None: the rate is known.
+        written: Name of a machine to how it was written.
+        model: How the model was written.
+        source: How the trace or workload was written, "" where percentiles were typed in.
+        options: Options with which `phasesplit simulate` has the same requests, times and prices.
+        times: Source of phase times, as for `catalog.phase_times`.
+        notes: Sentences for the person.
+        day: Policies of one's own for a day, by how they were written, next to those fitted; None: no day.
+    """
+
+    problem: Problem
+    baseline: Problem | None
+    written: Mapping[str, str]
+    model: str
+    source: str
+    options: tuple[str, ...]
+    times: str
+    notes: tuple[str, ...]
+    day: Mapping[str, Policy] | None = None
+
+    def at(self, rate_per_s: float) -> Problem:
+        """Return the problem at another rate, the length of its traces unchanged."""
+        return replace(self.problem, traffic=replace(self.problem.traffic, rate_per_s=rate_per_s))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,14 +101,14 @@ class Offers:
         source: Where phase times come from, as for `phase_times`.
         offers: What was added.
         written: Name of a machine to how it was written, with which files name it.
-        notes: What to tell, a sentence each: machines left out, times that are not to be trusted.
+        notes: Sentences for the person: machines left out, times that are not to be trusted.
     """
 
     model: Model
-    rules: "Rules"
+    rules: Rules
     profile: str | None = None
     source: str = "auto"
-    offers: "list[Offer]" = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -148,8 +162,6 @@ class Offers:
         )
 
     def _append(self, machine: Machine, text: str, *, variant_of: str = "", existing: int | None = None) -> None:
-        from phasesplit.planner.problem import Offer
-
         times = self.times(machine)
         if times.source.endswith(SLOW_LINKS) and not variant_of:
             self.notes.append(f"{machine.name}: {SLOW_LINKS} as planned with; measure it, or plan with aiconfigurator")
@@ -200,48 +212,6 @@ class Offers:
             f" {(weights_bytes - usable_bytes) / 1e9:,.1f} GB more than the {self.rules.hbm_share:.0%} of its memory"
             f" that may be filled, enough have {with_room_for(self.model, machine)}"
         )
-
-
-LEAST_DURATION_S = 120.0
-REQUESTS = 10_000
-"""Each simulated trace lasts LEAST_DURATION_S, or longer until so many requests have come."""
-MOST_REQUESTS = 1_000_000
-"""A plan simulates hundreds of traces; one of this length takes about a second."""
-
-_POWER_CAPS = (0.7, 0.5)
-_POWERED = (Measure.POWER, Measure.ENERGY, Measure.CARBON)
-_SET_BY_DESIGNS = ("elastic", "unsplit_batching")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A plan's question, and what its answer needs to name files by.
-
-    Attributes:
-        problem: The problem; its rate stands for one where `baseline` has to be found first.
-        baseline: The problem whose machines, all unsplit, hold the rate that the plan is for; None: the rate is known.
-        written: Name of a machine to how it was written.
-        model: How the model was written.
-        source: How the trace or workload was written, "" where percentiles were typed in.
-        options: Options with which `phasesplit simulate` has the same requests, times and prices.
-        times: Source of phase times, as for `catalog.phase_times`.
-        notes: What to tell, a sentence each.
-        day: Policies of one's own for a day, by how they were written, beside those fitted; None: no day.
-    """
-
-    problem: Problem
-    baseline: Problem | None
-    written: Mapping[str, str]
-    model: str
-    source: str
-    options: tuple[str, ...]
-    times: str
-    notes: tuple[str, ...]
-    day: "Mapping[str, Policy] | None" = None
-
-    def at(self, rate_per_s: float) -> Problem:
-        """Return the problem at another rate, the length of its traces unchanged."""
-        return replace(self.problem, traffic=replace(self.problem.traffic, rate_per_s=rate_per_s))
 
 
 class Reader:
@@ -338,7 +308,7 @@ class Reader:
         )
 
     def _options(self) -> tuple[str, ...]:
-        """Return what `phasesplit simulate` has to be told besides the cluster, the rate and the duration."""
+        """Return what `phasesplit simulate` needs in addition to the cluster, the rate and the duration."""
         spec, workload = self.spec, self.spec.workload
         given = {
             "--arrivals": spec.arrivals,
@@ -374,7 +344,7 @@ class Reader:
         if spec.workload.source and (spec.workload.prompt or spec.workload.output):
             raise SpecError(f"{where('workload')}: a trace or workload, or percentiles of lengths, not both")
 
-    def _rules(self) -> "Rules":
+    def _rules(self) -> Rules:
         from phasesplit.io.rule_settings import rules_from
 
         settings, where = self.spec.rules, inside(self.where, "rules")
@@ -404,11 +374,8 @@ class Reader:
         """Return the machines that a preset compares with."""
         if self.spec.baseline is None:
             return None
-        where = self.where("baseline")
-        count, colon, name = self.spec.baseline.partition(":")
-        if not colon or not count.isdecimal() or not 1 <= int(count) <= 100_000:
-            raise SpecError.bad(where, self.spec.baseline, "SERVERS:MACHINE, such as 40:dgx-h100")
-        offers.add([name], [where], existing={name: int(count)})
+        servers, name = self.spec.baseline
+        offers.add([name], [self.where("baseline")], existing={name: servers})
         return offers.offers[0]
 
     def _taken(self, baseline: Offer, measure: Measure) -> float:
@@ -442,7 +409,7 @@ class Reader:
                     f" {name} takes {least[name]:,.6g}"
                 )
 
-    def _arrivals(self) -> "ArrivalModel | None":
+    def _arrivals(self) -> ArrivalModel | None:
         text, where = self.spec.arrivals, self.where("arrivals")
         model = None if text is None else parse_arrivals(text, where)
         short = isinstance(model, Diurnal) and (self.spec.duration or LEAST_DURATION_S) < model.period_s
@@ -453,8 +420,8 @@ class Reader:
             )
         return model
 
-    def _source(self) -> tuple["Workload | Trace", list[str]]:
-        """Return the workload or the trace, and what to tell of rows that were dropped."""
+    def _source(self) -> tuple[Workload | Trace, list[str]]:
+        """Return the workload or the trace, and a note on rows that were dropped."""
         spec, where = self.spec.workload, self.where
         if spec.source is None:
             return self._from_percentiles(spec), []
@@ -481,43 +448,27 @@ class Reader:
                 )
         return load_workload(spec.source), []
 
-    def _from_percentiles(self, spec: "WorkloadSpec") -> "Workload":
-        from phasesplit.domain.workload import workload_from_percentiles
-
+    def _from_percentiles(self, spec: "WorkloadSpec") -> Workload:
         for given, missing in (("prompt", "output"), ("output", "prompt")):
             if not getattr(spec, missing):
-                there = f", beside {self.where(f'workload.{given}')}" if getattr(spec, given) else ""
+                there = f", next to {self.where(f'workload.{given}')}" if getattr(spec, given) else ""
                 raise SpecError(f"{self.where(f'workload.{missing}')}: missing{there}")
         if not (self.spec.rate or self.spec.maximize or self.spec.existing or self.spec.preset):
             raise SpecError(f"{self.where('rate')}: missing, percentiles of lengths say nothing of it")
         assert spec.prompt is not None and spec.output is not None  # noqa: S101, PT018 - checked above
         return workload_from_percentiles(spec.prompt, spec.output, self.spec.rate or 1.0, arrivals=self._arrivals())
 
-    def _own_duration_s(self, source: "Workload | Trace", rate_per_s: float) -> float:
+    def _own_duration_s(self, source: Workload | Trace, rate_per_s: float) -> float:
         """Return how long traces last: a recorded one is played whole, since its head need not be like the rest."""
-        from phasesplit.domain.request import Trace
-
         if isinstance(source, Trace):
             rounds = max(1, math.ceil(LEAST_DURATION_S * rate_per_s / len(source)))
             return rounds * len(source) / rate_per_s
         return min(max(LEAST_DURATION_S, REQUESTS / rate_per_s), 1e7)
 
-    def _own_rate(self, source: "Workload | Trace") -> float:
+    def _own_rate(self, source: Workload | Trace) -> float:
         if not source.rate_per_s:
             raise SpecError(f"{self.where('rate')}: missing, all requests of {source.name} arrive at one instant")
         return source.rate_per_s
-
-
-_BUDGETS_OF_PRESETS = {"iso-power": Measure.POWER, "iso-cost": Measure.COST}
-_CONTRADICTIONS = (
-    ("minimize", "maximize", "give one of the two"),
-    ("existing", "machines", "the machines that exist are all there are, leave out one of the two"),
-    ("existing", "minimize", "what exists is paid for; leave out one of the two"),
-    ("existing", "within", "all that exists is used, there is nothing to keep within a budget"),
-    ("existing", "preset", "give one of the two"),
-    ("existing", "tensor_parallel", "say it in the machine's name: dgx-h100/tp4=10"),
-    ("existing", "power_caps", "say it in the machine's name: dgx-h100@50%=10"),
-)
 
 
 def _expected_rate_per_s(problem: Problem) -> float:
@@ -530,3 +481,33 @@ def _expected_rate_per_s(problem: Problem) -> float:
             search = RateSearch(problem=problem, lower_bounds=lower_bounds, design=design, seeds=problem.seeds)
             rates += [lower_bounds.rate_per_s(design, counts) for counts in search.cells()]
     return max(rates) / 2
+
+
+def read_day(
+    spec: "PlanSpec", where: Callable[[str], str], problem: Problem, *, rate_known: bool
+) -> dict[str, Policy] | None:
+    """Return the policies of one's own by how they were written; None where no day is asked for.
+
+    Args:
+        spec: What was asked.
+        where: From a field to how the person knows its place.
+        problem: The problem.
+        rate_known: Whether its rate is asked for, not still to be found.
+
+    Raises:
+        SpecError: A policy is not allowed, the day has too many requests, the rules know no policies, or the arrivals
+            are those of a day already.
+    """
+    if spec.day is None:
+        return None
+    place = where(POLICY_FIELD if spec.day else "day")
+    if problem.rules.published:
+        raise SpecError(f"{place}: not with the published rules, which know no machines that come and go")
+    if isinstance(problem.traffic.arrivals, Diurnal):
+        # Short traces of it would size the clusters for the hour in which they happen to lie.
+        raise SpecError(f"{where('arrivals')}: got diurnal, allowed with a day are others: the day swings by itself")
+    own = {text: parse_policy(text, place) for text in spec.day}
+    requests = requests_of(problem.traffic)
+    if rate_known and requests > MOST_REQUESTS_OF_A_DAY:
+        raise SpecError(f"{where('day')}: {too_many(requests)}")
+    return own

@@ -1,9 +1,12 @@
-"""The cheapest counts of a design that keep the SLO at a rate: a search that asks questions and is told the answers.
+"""Searches over the counts of a design: `CountSearch` for the cheapest at a rate, `RateSearch` for the highest rate.
 
 A search is a generator: it yields questions, is sent their answers, and returns what it found. It does not know where
-simulations run. Thrown `Stopped`, it returns the best so far.
+simulations run. Thrown `Stopped`, it returns the best so far. `CountSearch` takes four steps:
 
-The highest rate that a design holds within budgets, or with the machines that there are.
+1. It asks the lower bounds for counts to start from, and stops if no number of machines can keep the SLO.
+2. It adds machines in growing steps until some counts keep the SLO.
+3. It takes machines out of each slot as long as the rest keep it.
+4. It tries all counts that could still be better: each of them if they are few, else along the border.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -30,7 +33,7 @@ itself draws at least LEAST_WORK of the least seen."""
 RESOLUTION = 0.01
 LEAST_WORK = 0.95
 _GROWTH = 1.2
-"""Factor between two steps up from the floors."""
+"""Factor between two steps up from the lower bounds."""
 _MOST_STEPS = 60
 """From one machine on, so many steps reach beyond any cluster that may be looked at."""
 _ROUNDING = 1e-9
@@ -55,7 +58,7 @@ class Found:
         miss: The nearest miss: its counts and its answer on the seed that broke it.
         probes: How many questions were asked.
         complete: Whether the search came to its end.
-        floor: The counts that the bounds ask for, if each machine does what its role says.
+        least: The counts that the bounds ask for, if each machine does what its role says.
     """
 
     design: Design
@@ -66,7 +69,7 @@ class Found:
     miss: tuple[Counts, Answer] | None = None
     probes: int = 0
     complete: bool = True
-    floor: Counts = ()
+    least: Counts = ()
 
     @property
     def holds(self) -> bool:
@@ -84,7 +87,7 @@ class CountSearch:
         design: The design.
         rate_per_s: The rate to keep the SLO at.
         measure: What to minimise.
-        variation: How the problem is bent.
+        variation: How the problem is varied.
         seeds: Seeds that must all hold.
         width: How many counts are worth asking about at once; it changes when questions are asked, not what is found.
         found: What is known so far.
@@ -136,20 +139,20 @@ class CountSearch:
         return _ENERGY_SLACK * (taken + work)
 
     def _search(self) -> Generator[Sequence[Question], Sequence[Answer], None]:
-        floor = self.lower_bounds.least(self.design, self.rate_per_s)
-        self.found.floor = floor
+        start = self.lower_bounds.least(self.design, self.rate_per_s)
+        self.found.least = start
         self.found.bottleneck = self.lower_bounds.idle_bottleneck(self.design)
         if self.found.bottleneck is not None:
             return
-        if not self._within(floor):
+        if not self._within(start):
             if self.design.kind != DesignKind.ELASTIC:
-                self.found.bottleneck = self._over_budget(floor)
+                self.found.bottleneck = self._over_budget(start)
                 return
-            floor = tuple(self._step(slot) for slot in range(len(floor)))
-        yield from self._climb(floor)
+            start = tuple(self._step(slot) for slot in range(len(start)))
+        yield from self._climb(start)
         if not self.found.holds and self._cutoff == float("inf") and not self.problem.budgets:
             return
-        for slot in range(len(floor) if self.found.holds else 0):
+        for slot in range(len(start) if self.found.holds else 0):
             yield from self._lower(slot)
         cells = self._cells()
         if len(cells) <= EXACT_CELLS:
@@ -158,7 +161,7 @@ class CountSearch:
             yield from self._along_border(cells)
 
     def _climb(self, start: Counts) -> Generator[Sequence[Question], Sequence[Answer], None]:
-        """Find some counts that hold: from the floors up in growing steps, then back down by bisection."""
+        """Find some counts that hold: from the lower bounds up in growing steps, then back down by bisection."""
         steps: list[Counts] = [start]
         while len(steps) < _MOST_STEPS:
             grown = tuple(
@@ -351,7 +354,7 @@ class RateSearch:
         lower_bounds: Its bounds, under the same variation.
         design: The design.
         seeds: Seeds that must all hold.
-        variation: How the problem is bent.
+        variation: How the problem is varied.
         found: What is known so far.
         best: Capacity of the best counts so far; None before there are any.
     """

@@ -35,7 +35,7 @@ class MachineSources:
     rows: tuple[SourceComparison, ...]
 
 
-def plan_sources(plan: Plan, times: str, *, patient: bool) -> tuple[MachineSources, ...]:
+def plan_sources(plan: Plan, times: str, *, ask_tables: bool) -> tuple[MachineSources, ...]:
     """Return the sources of the machines of the winner and of the best design of the other kind.
 
     What the plan was made with stands under its own name: measurements of one's own are what is measured then.
@@ -43,12 +43,12 @@ def plan_sources(plan: Plan, times: str, *, patient: bool) -> tuple[MachineSourc
     Args:
         plan: The plan; without a winner there are no machines.
         times: The source of phase times that was asked for, as for `catalog.phase_times`.
-        patient: Ask aiconfigurator too where it is installed; the first answer takes about two seconds. It is asked
+        ask_tables: Ask aiconfigurator too where it is installed; the first answer takes about two seconds. It is asked
             in any case where `times` says so.
     """
     asked = times if times.partition(":")[0] == _TABLES else None
     # Where the package is missing, asking for it costs nothing and says how to get it.
-    consulted = patient or asked is not None or find_spec("aiconfigurator_core") is None
+    consulted = ask_tables or asked is not None or find_spec("aiconfigurator_core") is None
     tables = (asked or _TABLES) if consulted else None
     unasked = {} if consulted else {_TABLES: _NOT_ASKED}
     return tuple(_machine_sources(plan, pool, tables, unasked) for pool in _pools(plan))

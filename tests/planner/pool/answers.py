@@ -46,7 +46,7 @@ def misbehave(how: str) -> str:
         return lambda: None  # type: ignore[return-value]
     if how == "exit":
         os._exit(3)
-    if how == "die":
+    if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     return how
 

@@ -22,7 +22,7 @@ def marked(mark: dict[str, str]) -> list[int]:
 
 
 def none_left(mark: dict[str, str]) -> bool:
-    """Return whether all processes with a mark have ended, after some patience."""
+    """Return whether all processes with a mark have ended, within some seconds."""
     for _ in range(100):
         if not marked(mark):
             return True

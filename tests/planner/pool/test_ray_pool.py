@@ -24,7 +24,7 @@ from planner.pool.left_over import marked, new_mark, none_left
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="needs the extra `ray`")
 TESTS = Path(__file__).parents[2]
-PATIENCE_S = 60
+TIMEOUT_S = 60
 RAY_SETTINGS = {
     "PYTHONPATH": str(TESTS),
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -63,7 +63,7 @@ def cluster() -> Iterator[str]:
             assert owner.stdout is not None
             yield owner.stdout.readline().strip()
             owner.stdin.close()
-            owner.wait(PATIENCE_S)
+            owner.wait(TIMEOUT_S)
 
 
 def test_ray_that_is_absent_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_an_address_where_something_else_listens_is_refused_within_seconds() -> 
         mute.listen()
         command = [sys.executable, "-c", text, f"127.0.0.1:{mute.getsockname()[1]}"]
         ran = subprocess.run(
-            command, env={**os.environ, **RAY_SETTINGS}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command, env={**os.environ, **RAY_SETTINGS}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     assert ran.stdout.startswith("address of the Ray cluster: cannot use")
     assert ran.stdout.count("\n") == 1
@@ -148,7 +148,7 @@ def test_answers_are_those_of_the_function(cluster: str) -> None:
     with open_pool(answers.square_and_pid, ray_address=cluster) as workers:
         assert workers.width == 2
         for _ in range(20):  # one worker may start late
-            found = [future.result(PATIENCE_S) for future in [workers.submit(n) for n in range(40)]]
+            found = [future.result(TIMEOUT_S) for future in [workers.submit(n) for n in range(40)]]
             assert [square for square, _ in found] == [n * n for n in range(40)]
             pids = {pid for _, pid in found}
             if len(pids) == 2:
@@ -162,15 +162,15 @@ def test_fewer_workers_than_the_cluster_has_cpus(cluster: str) -> None:
     """A cluster that is shared could not be used in part."""
     with open_pool(answers.square, count=1, ray_address=cluster) as workers:
         assert workers.width == 1
-        assert workers.submit(5).result(PATIENCE_S) == 25
+        assert workers.submit(5).result(TIMEOUT_S) == 25
 
 
 @needs_ray
 def test_errors_of_the_answer_reach_who_asked(cluster: str) -> None:
     """A refusal with its one line would become an error of Ray's with a page of traceback."""
     with open_pool(answers.misbehave, ray_address=cluster) as workers:
-        problem = workers.submit("refuse").exception(PATIENCE_S)
-        assert workers.submit("well").result(PATIENCE_S) == "well"
+        problem = workers.submit("refuse").exception(TIMEOUT_S)
+        assert workers.submit("well").result(TIMEOUT_S) == "well"
     assert isinstance(problem, SpecError)
     assert str(problem) == "this is not allowed"
     assert "in misbehave" in "".join(problem.__notes__)
@@ -180,7 +180,7 @@ def test_errors_of_the_answer_reach_who_asked(cluster: str) -> None:
 def test_a_question_survives_the_loss_of_its_worker(cluster: str, tmp_path: Path) -> None:
     """A night's search on a cluster would be lost with one node."""
     with open_pool(answers.DieOnce(tmp_path / "marker"), ray_address=cluster) as workers:
-        assert workers.submit(4).result(PATIENCE_S) == 16
+        assert workers.submit(4).result(TIMEOUT_S) == 16
     assert (tmp_path / "marker").exists()
 
 
@@ -191,14 +191,14 @@ def test_a_question_that_ends_every_worker_fails(cluster: str) -> None:
         open_pool(answers.misbehave, ray_address=cluster) as workers,
         pytest.raises(WorkerLostError, match="a worker on the Ray cluster was lost"),
     ):
-        workers.submit("die").result(PATIENCE_S)
+        workers.submit("kill").result(TIMEOUT_S)
 
 
 @needs_ray
 def test_closing_ends_at_once_what_is_asked(cluster: str) -> None:
     """Ctrl-C would be followed by a wait for questions that nobody needs any more, or leave the CPUs taken."""
     with open_pool(answers.sleep, ray_address=cluster) as workers:
-        workers.submit(0.0).result(PATIENCE_S)
+        workers.submit(0.0).result(TIMEOUT_S)
         futures = [workers.submit(6000.0) for _ in range(10)]
         time.sleep(0.2)
     for future in futures:
@@ -250,7 +250,7 @@ def ends_well(interrupted: bool, mark: dict[str, str], environment: dict[str, st
         if interrupted:
             assert len(marked(mark)) > 2
             os.killpg(parent.pid, signal.SIGINT)
-        output, errors = parent.communicate(timeout=PATIENCE_S)
+        output, errors = parent.communicate(timeout=TIMEOUT_S)
     assert (output, errors) == ("interrupted\n" if interrupted else "", "")
     assert none_left(mark)
 
@@ -273,7 +273,7 @@ def test_a_second_local_cluster_of_a_process_works_like_the_first() -> None:
         env={**environment, "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert (ran.stdout, ran.stderr) == ("4\n9\nNone\n", "")

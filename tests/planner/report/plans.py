@@ -241,7 +241,10 @@ CASES: dict[str, Callable[[], tuple[Plan, Result | None]]] = {
     "huge grid": lambda: (with_huge_grid(), None),
     "bare": lambda: (bare(), None),
     "interrupted": lambda: (interrupted(), None),
-    "walls": lambda: (infeasible(refused(CHUNKED, Bottleneck("ITL p50, alone on an idle machine,", "h", 1.85))), None),
+    "bottlenecks": lambda: (
+        infeasible(refused(CHUNKED, Bottleneck("ITL p50, alone on an idle machine,", "h", 1.85))),
+        None,
+    ),
     "misses": lambda: (infeasible(refused(CHUNKED, miss=((8,), answer(1.31))), refused(STATIC)), None),
     "saturated": lambda: (infeasible(refused(STATIC, miss=((8, 3), answer(INFINITE)))), None),
     "endless wall": lambda: (infeasible(refused(STATIC, Bottleneck(Resource.KV_CAPACITY, "h", INFINITE))), None),

@@ -102,7 +102,7 @@ def test_names_are_escaped() -> None:
 
 
 def test_ranking_has_the_numbers_of_the_plan() -> None:
-    """The table of designs would tell another cost, power, rate or capacity than the plan found."""
+    """The table of designs would print another cost, power, rate or capacity than the plan found."""
     plan = split_plan()
     rows = Page(plan_report(plan, None)).rows
     pools = ("6 prefill dgx-h100 + 4 decode dgx-a100", "8 unsplit dgx-h100")
@@ -195,7 +195,7 @@ def test_sources_of_phase_times_are_compared_whole() -> None:
     page = Page(plan_report(split_plan(), None, sources))
     section = "Where the phase times come from"
     for row in compared:
-        what = f"prompt of {row.size:,}" if row.phase == "prompt" else f"token, batch {row.size}"
+        what = f"prefill of {row.size:,}" if row.phase == "prefill" else f"decode, batch {row.size}"
         times_ms = [row.seconds["measured"] * 1e3, row.seconds["roofline"] * 1e3]
         assert page.rows[f"{section}: h, {what}"] == [*times_ms, row.ratios["measured"]]
     assert len([row for row in page.rows if row.startswith(f"{section}: h, ")]) == 14
@@ -203,7 +203,7 @@ def test_sources_of_phase_times_are_compared_whole() -> None:
     assert "script" not in page.tags
 
 
-def test_a_measured_link_is_told_beside_the_phase_times() -> None:
+def test_a_measured_link_is_named_with_the_phase_times() -> None:
     """A person would not know whether the transfers of the plan rest on a measurement."""
     plan = split_plan()
     assert "where its link comes from" not in Page(plan_report(plan, None)).text
@@ -215,7 +215,7 @@ def test_a_measured_link_is_told_beside_the_phase_times() -> None:
 
 def test_refusals_say_why() -> None:
     """A person would not learn what to change about an SLO that cannot be kept."""
-    bottlenecks, _ = CASES["walls"]()
+    bottlenecks, _ = CASES["bottlenecks"]()
     assert "ITL p50, alone on an idle machine, h: 185 % of its limit" in Page(plan_report(bottlenecks, None)).text
     misses, _ = CASES["misses"]()
     text = Page(plan_report(misses, None)).text
@@ -288,7 +288,7 @@ def test_crossover_names_both_kinds_of_flips() -> None:
 
 
 def test_days_have_the_numbers_of_the_plan() -> None:
-    """The report would tell another saving, or other misses, than the days have; or hide that days are missing."""
+    """The report would print another saving, or other misses, than the days have; or hide that days are missing."""
     plan = with_days()
     page = Page(plan_report(plan, None))
     rows = {name: row for name, row in page.rows.items() if name.startswith("Over a day: ")}

@@ -15,7 +15,7 @@ LESS_AT_EACH_STEP = 0.1
 
 
 def made_up(ask: Ask) -> Any:
-    """Return what a cluster does that holds the same rate on every machine, a tenth less at each later rung."""
+    """Return what a cluster does that holds the same rate on every machine, a tenth less at each later step."""
     share = 1 - LESS_AT_EACH_STEP * ask.place.ablation_step / max(AblationStep)
     most_per_s = PER_MACHINE_PER_S * share * sum(ask.question.counts)
     if ask.backlog:

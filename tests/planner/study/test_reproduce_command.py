@@ -24,7 +24,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Findings:
 
 
 def test_text_puts_the_three_side_by_side(made_up: Findings, capsys: pytest.CaptureFixture[str]) -> None:
-    """A person could not compare: a column, a reason, the ladder or the paper's contradictions would be missing."""
+    """A person could not compare: a column, a reason, the ablation or the paper's contradictions would be missing."""
     assert cli.run(["reproduce"]) == 0
     shown = capsys.readouterr().out
     heads = [line for line in shown.splitlines() if all(name in line for name in COLUMNS)]
@@ -77,10 +77,10 @@ def test_bad_options_are_refused_in_one_line(
 ) -> None:
     """A mistake would be found after minutes of simulating, or end in a traceback."""
     assert cli.run(["reproduce", *options]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert len(told.err.splitlines()) == 1
-    assert wanted in told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert wanted in captured.err
 
 
 def test_study_says_at_once_how_long_it_takes(

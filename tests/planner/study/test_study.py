@@ -1,4 +1,4 @@
-"""The published provisioning study: its cases, the ladder from published to right, and what it finds."""
+"""The published provisioning study: its cases, the ablation from published to right, and what it finds."""
 
 import math
 from dataclasses import replace
@@ -79,7 +79,7 @@ def rate_held(bench: Bench, case: Case, ablation_step: AblationStep) -> float:
     return float(drive({0: search}, workers, MemoryJournal())[0])
 
 
-def test_published_rung_is_the_published_setting(stock: Stock) -> None:
+def test_published_step_is_the_published_setting(stock: Stock) -> None:
     """The first column would not be the published study: other rules, times, arrivals or lengths."""
     problem = at(stock, AblationStep.PUBLISHED)
     assert problem.rules == Rules.as_published()
@@ -92,7 +92,7 @@ def test_published_rung_is_the_published_setting(stock: Stock) -> None:
     assert trace.output_tokens.min() >= 2
 
 
-def test_default_rung_is_the_default(stock: Stock) -> None:
+def test_default_step_is_the_default(stock: Stock) -> None:
     """The second column would not be what phasesplit says by default."""
     problem = at(stock, DEFAULT)
     assert problem.rules == Rules()
@@ -103,7 +103,7 @@ def test_default_rung_is_the_default(stock: Stock) -> None:
         assert offer.machine == replace(stock.machines[name], provisioned_w=offer.machine.provisioned_w)
 
 
-def test_only_the_last_rung_is_bursty(stock: Stock) -> None:
+def test_only_the_last_step_is_bursty(stock: Stock) -> None:
     """Burstiness would be mixed up with other corrections, or real arrivals would be Poisson too."""
     trace = problem_at(
         stock, AblationStep.BURSTY, CODING, BLOOM, rate_per_s=70.0, duration_s=600.0, seeds=(0,)
@@ -117,7 +117,7 @@ def test_only_the_last_rung_is_bursty(stock: Stock) -> None:
     )
 
 
-@pytest.mark.parametrize("rung", [AblationStep.DECODE, AblationStep.CONTEXT, AblationStep.TIMES])
+@pytest.mark.parametrize("ablation_step", [AblationStep.DECODE, AblationStep.CONTEXT, AblationStep.TIMES])
 def test_token_times_by_batch_are_the_measured_ones(stock: Stock, ablation_step: AblationStep) -> None:
     """A correction to token times would not be the measurement: 63.8 ms for 64 requests of 512 tokens on DGX-H100."""
     times = at(stock, ablation_step).offers[1].times
@@ -126,14 +126,14 @@ def test_token_times_by_batch_are_the_measured_ones(stock: Stock, ablation_step:
     assert float(looked_up.decode_time_s(64, 0)) == pytest.approx(35.53e-3, rel=1e-3)
 
 
-def test_kv_of_grouped_heads_is_right_from_its_rung_on(stock: Stock) -> None:
+def test_kv_of_grouped_heads_is_right_from_its_step_on(stock: Stock) -> None:
     """The effect of grouped-query attention would be lost or booked elsewhere."""
     assert at(stock, AblationStep.SCHEDULER, LLAMA).model.kv_bytes_per_token == 2_621_440
     assert at(stock, AblationStep.GQA, LLAMA).model.kv_bytes_per_token == 327_680
 
 
-def test_rungs_that_change_nothing_are_not_run(minute: Bench) -> None:
-    """The study would take longer than it must, or skip a rung that matters."""
+def test_steps_that_change_nothing_are_not_run(minute: Bench) -> None:
+    """The study would take longer than it must, or skip a step that matters."""
     assert AblationStep.CHUNKED not in ablation_steps_of(minute, "HH", LLAMA)
     assert AblationStep.TRANSFER not in ablation_steps_of(minute, "H100", LLAMA)
     assert AblationStep.GQA in ablation_steps_of(minute, "HH", LLAMA)

@@ -93,7 +93,7 @@ def open_pool(
     Raises:
         SpecError: `count` is below 1, `answer` cannot be pickled, Ray is not installed, or the cluster at the address
             cannot be used.
-        WorkerLostError: The system starts no more processes. Once open, futures fail with it when a process dies.
+        WorkerLostError: The system starts no more processes. Once open, futures fail with it when a process is lost.
     """
     if count is not None and count < 1:
         raise SpecError.bad("number of workers", count, "1 or more")

@@ -1,7 +1,4 @@
-"""A plan's days: what each policy takes on the best split and the best unsplit design, and who missed the SLO.
-
-A plan as one HTML file: split or not, which machines, why, and what would change the answer.
-"""
+"""A plan as one HTML file: split or not, which machines, why, what would change the answer, and its days."""
 
 from collections.abc import Sequence
 from html import escape
@@ -130,7 +127,10 @@ PLAN_GLOSSARY = (
         "pools that stay what they are; pools whose machines help the other one out as load spills over",
     ),
     ("unsplit", "machines that do both phases of their requests throughout"),
-    ("chunked, whole prompts", "prompts computed in pieces beside the decode phase; or one after the other, first"),
+    (
+        "chunked, whole prompts",
+        "prompts computed in pieces, in the same iterations as decode; or one after the other, before decode",
+    ),
     ("capacity", "the highest rate at which a cluster keeps the SLO on the seeds"),
     ("slowdown", "a latency over that of the same request alone on the reference machine"),
     (
@@ -141,7 +141,7 @@ PLAN_GLOSSARY = (
     ("provisioned power", "what must be reserved for the machines, whatever they draw"),
     ("CO₂e", "greenhouse gases of the electricity drawn and of making the machines"),
     ("HBM, KV", "the memory of the accelerators; the keys and values of all tokens so far, which lie in it"),
-    ("wall", "a resource of which more is needed than there is, or a limit that an idle machine already breaks"),
+    ("bottleneck", "a resource of which more is needed than there is, or a limit that an idle machine already breaks"),
 )
 """Words of the report."""
 
@@ -168,7 +168,9 @@ def plan_report(plan: Plan, result: Result | None, sources: Sequence[MachineSour
     blocks = [*_verdict(plan), *_winner(plan), section("All designs", *_designs(plan))]
     if plan.best is not None:
         blocks += [
-            section("Around the winner, and beside it", _drawn(choice_panels(plan)[0 if has_map(plan) else 1 :])),
+            section(
+                "Around the winner, and the other designs", _drawn(choice_panels(plan)[0 if has_map(plan) else 1 :])
+            ),
             section("Latencies of the winner", *_latencies(plan, result)),
             section("What the winner hits next", *_next(plan)),
             section("Where the verdict flips", *_flips(plan)),
@@ -283,7 +285,8 @@ def _limits(plan: Plan) -> list[tuple[str, str]]:
         ("capacity", f"Found to within {100 * TOLERANCE:g} %: for the best split and the best unsplit design "
                      "on every seed, for others on the first."),
         ("flips", "The points are simulated on the first seed alone."),
-        ("walls", "Shares are safe lower bounds: what they refuse no simulation would keep, what they allow may fail."),
+        ("bottlenecks", "Shares are safe lower bounds: what they refuse no simulation would keep, what they allow may "
+                        "fail."),
         ("money, power, carbon", f"List prices, provisioned power and lifetimes of the machine files; electricity at "
                                  f"{readable.number(problem.grid_kg_per_kwh)} kg CO₂e/kWh."),
         ("simulations", f"{plan.questions:,} in this run."),

@@ -1,14 +1,11 @@
-"""The panels of a plan, in the order in which they are read: each draws itself onto axes and says what to see.
+"""The panels of a plan, each of which draws itself onto axes and says in its caption what to see.
 
-Where the verdict flips: the advantage of the split as one thing after another is bent.
-
-Designs by what they cost and what power they need: those that no other beats, and the rest.
-
-The counts around the winner's: how far each is inside or beyond the SLO, with the border between.
-
-A plan without a winner: how far each design is from keeping the SLO, and what is in its way.
-
-What the winner runs out of next: the share of each resource that it needs, and what one more of each thing buys.
+1. the counts around the winner's: how far each is inside or beyond the SLO, with the border between (`draw_map`);
+2. the designs by what they cost and what power they need: those that no other beats, and the rest (`draw_front`);
+3. without a winner, how far each design is from keeping the SLO, and what is in its way (`draw_misses`);
+4. the latencies of the winner (`latency_panels`);
+5. what the winner needs of each resource (`draw_bottlenecks`), and what one more of each thing adds (`draw_gains`);
+6. where the verdict flips: the advantage of the split as one thing after another is varied (`draw_crossover`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -210,7 +207,7 @@ def draw_front(axes: Any, plan: Plan) -> None:
 
 
 def _draw_rates(axes: Any, holding: list[RankedDesign], names: list[tuple[str, str]]) -> None:
-    """Draw the capacity of designs that all take the same: there is nothing else to tell them apart."""
+    """Draw the capacity of designs that all take the same: there is nothing else in which they differ."""
     title(axes, "Capacity, at the same cost and power", names)
     shown = holding[:_MOST_FRONT_BARS]
     most = max(entry.first_seed_per_s for entry in shown) or 1.0
@@ -247,7 +244,7 @@ def _few() -> Any:
 
 
 def _write(axes: Any, labels: dict[tuple[float, float], list[int]], best: set[int]) -> None:
-    """Write ranks beside markers where they cover neither one another nor a marker; where there is no room, nothing."""
+    """Write ranks next to markers, without covering another rank or a marker; without room, write nothing."""
     axes.figure.draw_without_rendering()  # places in points are known only once the panel has its size
     point = axes.figure.dpi / 72
     markers = {place: axes.transData.transform(place) / point for place in labels}
@@ -533,8 +530,8 @@ def draw_bottlenecks(axes: Any, plan: Plan) -> None:
         shown = min(bottleneck.share, _MOST_SHOWN)
         axes.barh(row, shown, height=0.62, color=colour(tint))
         text = "∞" if isinf(bottleneck.share) else readable.percent(bottleneck.share)
-        beside = max(shown, 1.0 if shown > _NEAR_LINE else 0.0)
-        axes.text(beside + 0.02, row, text, va="center", fontsize=6.5)
+        right = max(shown, 1.0 if shown > _NEAR_LINE else 0.0)
+        axes.text(right + 0.02, row, text, va="center", fontsize=6.5)
     axes.axvline(1.0, color=colour("ink"), linewidth=1.0)
     axes.set(xlim=(0, _MOST_SHOWN + 0.2), ylim=(0.4, len(bottlenecks) + 0.6), xlabel="share of what the pool has")
     axes.set_xticks([0, 0.5, 1.0], labels=["0", "50 %", "100 %"])
@@ -544,12 +541,12 @@ def draw_bottlenecks(axes: Any, plan: Plan) -> None:
 
 
 def bottlenecks_line(plan: Plan) -> str:
-    """Return which wall the winner is nearest to, in words."""
+    """Return which bottleneck the winner is nearest to, in words."""
     if not plan.bottlenecks:
         return "No winner whose resources could be looked at."
     nearest = max(plan.bottlenecks, key=lambda bottleneck: bottleneck.share)
     share = "more than there is" if isinf(nearest.share) else readable.percent(nearest.share)
-    line = f"Nearest to its wall: {nearest.resource} of {nearest.where}, {share}."
+    line = f"Nearest to its bottleneck: {nearest.resource} of {nearest.where}, {share}."
     best = plan.best
     if best is not None and best.capacity is not None and best.capacity.bottleneck:
         line += f" Above the capacity breaks first: {best.capacity.bottleneck}."
@@ -622,18 +619,18 @@ def miss_panel(plan: Plan) -> PlanPanel:
 def next_panels(plan: Plan) -> list[PlanPanel]:
     """Return what the winner runs out of, and what one more of each buys."""
     return [
-        PlanPanel("walls", lambda axes: draw_bottlenecks(axes, plan), bottlenecks_line(plan)),
+        PlanPanel("bottlenecks", lambda axes: draw_bottlenecks(axes, plan), bottlenecks_line(plan)),
         PlanPanel("gains", lambda axes: draw_gains(axes, plan), gains_line(plan)),
     ]
 
 
 def crossover_panels(plan: Plan) -> list[PlanPanel]:
-    """Return one panel for each thing that is bent."""
+    """Return one panel for each thing that is varied."""
     return [_crossover(plan, axis) for axis in Axis]
 
 
 def latency_panels(plan: Plan, result: Result | None) -> list[PlanPanel]:
-    """Return the distribution of each metric that the SLO limits, at least three, and the limits beside one another."""
+    """Return the distribution of each metric that the SLO limits, at least three, and all limits in one panel."""
     found = [_latency(plan, result, metric) for metric in latency_metrics(plan)]
     return [*found, PlanPanel("slo", lambda axes: _draw_slo(axes, result), _slo_line(result))]
 

@@ -1,7 +1,4 @@
-"""A plan's tables: every number of it that a reader may want to look up.
-
-A plan in words: what was asked, the verdict, why a design is not in the ranking, what each panel shows.
-"""
+"""The words and tables of a plan's report: every number of it that a reader may want to look up."""
 
 from collections.abc import Sequence
 from math import isinf, isnan
@@ -119,7 +116,7 @@ def nearest(plan: Plan) -> str:
 
 
 def why_not(problem: Problem, entry: RankedDesign) -> str:
-    """Return why a design is not in the ranking: the wall that it hits, its nearest miss, or what was not looked at."""
+    """Return why a design is not in the ranking: its bottleneck, its nearest miss, or what was not looked at."""
     found = entry.found
     if found.bottleneck is not None:
         bottleneck = found.bottleneck
@@ -132,14 +129,14 @@ def why_not(problem: Problem, entry: RankedDesign) -> str:
         return "the search ended before it was tried"
     if any(problem.offers[number].variant_of for _, number in found.design.slots):
         return "cannot be better than the design that it varies"
-    if found.floor:
-        least = counts_text(problem, found.design, found.floor)
+    if found.least:
+        least = counts_text(problem, found.design, found.least)
         return f"needs at least {least}, which is beyond the budgets or the largest cluster looked at"
     return "no counts within the budgets hold any rate"
 
 
 def bottleneck_line(resource: str, where: str, share: float) -> str:
-    """Return a wall in words."""
+    """Return a bottleneck in words."""
     if isinf(share):
         return f"{resource} of {where}: no number of machines suffices"
     if resource.endswith(","):
@@ -260,7 +257,7 @@ def compared(machines: Sequence[MachineSources]) -> Markup:
     rows: list[Sequence[Cell]] = []
     for one in machines:
         for row in one.rows:
-            what = f"prompt of {row.size:,}" if row.phase == "prompt" else f"token, batch {row.size}"
+            what = f"prefill of {row.size:,}" if row.phase == "prefill" else f"decode, batch {row.size}"
             times_ms = [row.seconds.get(name, float("nan")) * 1e3 for name in names]
             ratios = [row.ratios.get(name, float("nan")) for name in others]
             cells = [*(_rounded(one_ms, ",.1f") for one_ms in times_ms), *(_rounded(ratio, ".2f") for ratio in ratios)]

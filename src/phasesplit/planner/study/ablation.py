@@ -1,8 +1,13 @@
-"""What was published: every figure that the study is compared with, where it is from, and where the paper disagrees.
+"""The ablation from the published study to the default: its steps, the published figures, and what each step changes.
 
-From the published study to the default, one correction at a time: the problem at each rung of the ladder.
+The published simulator and phasesplit's default differ in ten corrections. `AblationStep` puts them in order, and the
+study runs with the first ones of them on:
 
-Why a figure differs from the published one: which corrections moved it, each measured on its own rung.
+1. `problem_at` returns the problem of a workload and a model with the corrections up to a step.
+2. `effective` returns the last step that changes anything for a cluster, so that equal problems run once.
+3. The published figures stand here with their sources, and the places where the paper contradicts itself.
+4. `why` and `why_bursty` name the corrections that moved a figure; `beside_paper` compares a figure with the
+   published one.
 """
 
 from collections.abc import Mapping
@@ -37,7 +42,7 @@ _PAIRING_SEED = 0
 
 
 class AblationStep(IntEnum):
-    """What is right at a rung, beside all that is at the rungs before it."""
+    """What is right at a step, in addition to all that is at the steps before it."""
 
     PUBLISHED = 0
     """Nothing: the published rules, look-up of times, lengths drawn independently, Poisson arrivals."""
@@ -83,10 +88,10 @@ _LABELS = {
 }
 
 DEFAULT = AblationStep.JOINT
-"""The rung at which everything about the system is right, with the paper's Poisson arrivals."""
+"""The step at which everything about the system is right, with the paper's Poisson arrivals."""
 
 REPORTED = (AblationStep.PUBLISHED, DEFAULT, AblationStep.BURSTY)
-"""The rungs that have a column of their own."""
+"""The steps that have a column of their own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -118,7 +123,7 @@ def problem_at(
     duration_s: float,
     seeds: tuple[int, ...],
 ) -> Problem:
-    """Return the problem of a workload and a model at a rung.
+    """Return the problem of a workload and a model at a step.
 
     Args:
         stock: What the study is made of.
@@ -198,12 +203,12 @@ def _times(stock: Stock, ablation_step: AblationStep, model: str, name: str) -> 
     slope_s = 0.0
     if ablation_step >= AblationStep.CONTEXT:
         slope_s = stock.models[model].kv_bytes_per_token / stock.machines[name].hbm_bytes_per_s
-    # With the 512-token prompts of the measurement, a batch takes what was measured at every rung.
+    # With the 512-token prompts of the measurement, a batch takes what was measured at every step.
     knots = right.decode_knots_requests
     context = knots * _MEASURED_CONTEXT_TOKENS
     return replace(
         looked_up,
-        source=f"{looked_up.source}, token times by batch as measured",
+        source=f"{looked_up.source}, decode times by batch as measured",
         decode_knots_requests=knots,
         decode_knots_s=right.decode_time_s(knots, context) - slope_s * context,
         decode_context_s=slope_s,
@@ -212,10 +217,10 @@ def _times(stock: Stock, ablation_step: AblationStep, model: str, name: str) -> 
 
 
 def effective(ablation_step: AblationStep, *, split: bool, grouped: bool) -> AblationStep:
-    """Return the last rung up to this one that changes anything for such a cluster.
+    """Return the last step up to this one that changes anything for such a cluster.
 
     Args:
-        ablation_step: The rung.
+        ablation_step: The step.
         split: Whether the cluster is split.
         grouped: Whether the model's heads share KV.
     """
@@ -362,7 +367,7 @@ class Change(NamedTuple):
 
     Attributes:
         ablation_step: The correction.
-        share: Change of the figure against the rung before it.
+        share: Change of the figure against the step before it.
     """
 
     ablation_step: AblationStep
@@ -370,7 +375,7 @@ class Change(NamedTuple):
 
 
 def changes(ablated_steps: Mapping[AblationStep, float]) -> list[Change]:
-    """Return what each rung changed, in order; rungs that are missing count as part of the next one."""
+    """Return what each step changed, in order; steps that are missing count as part of the next one."""
     found = []
     ablation_steps = sorted(ablated_steps)
     for before, ablation_step in pairwise(ablation_steps):
@@ -383,7 +388,7 @@ def changes(ablated_steps: Mapping[AblationStep, float]) -> list[Change]:
 
 
 def why(ablated_steps: Mapping[AblationStep, float]) -> str:
-    """Return the corrections that moved a figure by LEAST or more from the published rung up to the default's."""
+    """Return the corrections that moved a figure by LEAST or more from the published step up to the default's."""
     system = [one for one in changes(ablated_steps) if one.ablation_step <= DEFAULT]
     return _listed(system) if system else ""
 
@@ -407,13 +412,13 @@ def beside_paper(published: PublishedFigure, ours: float, per_seed: tuple[float,
     if published.number != published.number:
         return ""
     off = ours / published.number - 1
-    told = f"published setting {abs(off):.0%} {'above' if off > 0 else 'below'} the published figure".replace("%", " %")
+    text = f"published setting {abs(off):.0%} {'above' if off > 0 else 'below'} the published figure".replace("%", " %")
     if step:
         within = abs(ours // step * step - published.number) <= step
-        told += f", {'within' if within else 'beyond'} one step of its grid of {step:g}/s"
+        text += f", {'within' if within else 'beyond'} one step of its grid of {step:g}/s"
     if len(per_seed) > 1:
-        told += f"; seeds alone give {min(per_seed):.1f} to {max(per_seed):.1f}"
-    return told
+        text += f"; seeds alone give {min(per_seed):.1f} to {max(per_seed):.1f}"
+    return text
 
 
 def signed(share: float) -> str:

@@ -111,7 +111,7 @@ def parts(found: Findings) -> list[StudyPart]:
 
 
 def ablations(found: Findings) -> dict[str, dict[AblationStep, float]]:
-    """Return the requests/s held at every rung by the clusters that the study is about most."""
+    """Return the requests/s held at every step by the clusters that the study is about most."""
     cases = [
         case
         for workload in (CONVERSATION, CODING)
@@ -229,7 +229,7 @@ def _foreign(found: Findings) -> Iterable[StudyRow]:
 def _batch(found: Findings, workload: str) -> Iterable[StudyRow]:
     stock = found.bench.stock
     for case in iso_power_cases(workload):
-        ablated_steps = found.batch_ladder(case)
+        ablated_steps = found.batch_steps(case)
         usd_per_h = taken(stock, case.layout, case.counts, Measure.COST)
         machines = [stock.machines[name] for name in LAYOUTS[case.layout]]
         power_w = sum(
@@ -262,5 +262,5 @@ def _cap(found: Findings) -> Iterable[StudyRow]:
         yield StudyRow(
             what=f"{capped.name}: {what}",
             ours={DEFAULT: Cell(share, signed(share))},
-            why=("the cap slows prompts by 30 % and tokens not at all, as the published simulator assumes (S)",),
+            why=("the cap slows prefill by 30 % and decode not at all, as the published simulator assumes (S)",),
         )

@@ -1,10 +1,8 @@
-"""The published study and ours as text: a table for each part, and below every row where its differences come from.
+"""`phasesplit reproduce`: the published provisioning study again, as published and set right, next to one another.
 
-Runs the simulations of the published study, and says on standard error how far they are.
-
-The published study's materials, and its outcome as something that JSON can hold.
-
-`phasesplit reproduce`: the published provisioning study again, as published and set right, side by side.
+1. `run_study` loads the study's materials, runs its simulations, and says on standard error how far they are.
+2. `study_text` has the outcome as text: a table for each part, and below every row where its differences come from.
+3. `reproduction_summary` has it as JSON.
 """
 
 import sys
@@ -37,7 +35,7 @@ _QUICK, _FULL = ((0,), 60.0), ((0, 1, 2), 120.0)
 """Seeds, and length of each simulated trace in seconds: a minute as in the published runs, or more and longer ones."""
 _QUICK_WORK_S, _FULL_WORK_S = 75.0, 310.0
 """Processor time of the study, on a machine of 2024."""
-_TELL_EVERY_S = 10.0
+_EVERY_S = 10.0
 
 
 def run_study(quick: bool, workers: int | None) -> "Findings":
@@ -66,8 +64,8 @@ def run_study(quick: bool, workers: int | None) -> "Findings":
     if not _jit.CACHE_IS_WARM:
         typer.echo(COMPILING, err=True)
         bench(one_question(bench, PAPER_OPTIMUM_CASE))  # compiled here once, not by every worker
-    with open_pool(bench, count=workers) as crew:
-        return reproduce(bench, crew, _progress(), thorough=not quick)
+    with open_pool(bench, count=workers) as pool:
+        return reproduce(bench, pool, _progress(), thorough=not quick)
 
 
 def _progress() -> "Callable[[StudyProgress], None]":
@@ -76,7 +74,7 @@ def _progress() -> "Callable[[StudyProgress], None]":
 
     def show(progress: "StudyProgress") -> None:
         now_s = time.monotonic()
-        if now_s - last_s[0] >= _TELL_EVERY_S:
+        if now_s - last_s[0] >= _EVERY_S:
             last_s[0] = now_s
             typer.echo(f"{progress.done} of {progress.searches} searches, {progress.questions:,} simulations", err=True)
 
@@ -108,7 +106,7 @@ def reproduction_summary(found: Findings, elapsed_s: float) -> dict[str, Any]:
         "version": __version__,
         "seeds": list(found.bench.seeds),
         "duration_s": found.bench.duration_s,
-        "rungs": {ablation_step.name.lower(): ablation_step.label for ablation_step in AblationStep},
+        "steps": {ablation_step.name.lower(): ablation_step.label for ablation_step in AblationStep},
         "sources": TAGS,
         "parts": [_part(part) for part in parts(found)],
         "contradictions": [contradiction._asdict() for contradiction in CONTRADICTIONS],
@@ -128,7 +126,7 @@ def _row(row: StudyRow) -> dict[str, Any]:
         "published": {"text": published.text, "number": published.number, "source": published.tag or None},
         "ours": {ablation_step.name.lower(): cell._asdict() for ablation_step, cell in row.ours.items()},
         "why": list(row.why),
-        "ladder": {ablation_step.name.lower(): number for ablation_step, number in row.ablated_steps.items()},
+        "ablation": {ablation_step.name.lower(): number for ablation_step, number in row.ablated_steps.items()},
     }
 
 
@@ -151,7 +149,7 @@ def reproduce(
     \b
     Example:
     phasesplit reproduce --quick --html study.html
-    """  # noqa: D301 - \b is how click is told to keep these lines
+    """  # noqa: D301 - \b is how click keeps these lines
     began_s = time.perf_counter()
     if workers is not None and workers < 1:
         raise SpecError.bad("--workers", workers, "1 or more")
@@ -219,11 +217,11 @@ def _part_lines(part: StudyPart) -> list[str]:
 
 
 def _ablation_lines(found: Findings) -> list[str]:
-    climbed = ablations(found)
+    series = ablations(found)
     rows = []
     for ablation_step in AblationStep:
         cells = []
-        for ablated_steps in climbed.values():
+        for ablated_steps in series.values():
             before = ablated_steps.get(AblationStep(max(ablation_step - 1, 0)), 0.0)
             change = (
                 f" ({signed(ablated_steps[ablation_step] / before - 1)})"
@@ -232,7 +230,7 @@ def _ablation_lines(found: Findings) -> list[str]:
             )
             cells.append(f"{ablated_steps[ablation_step]:.1f}{change}")
         rows.append((ablation_step.label, *cells))
-    return _table(("", *climbed), rows)
+    return _table(("", *series), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

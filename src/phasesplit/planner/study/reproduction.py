@@ -73,13 +73,13 @@ class Findings:
 
     Attributes:
         bench: What was asked.
-        rates: Highest rate of a cluster at a rung.
-        loose: The same at the rungs of REPORTED with all limits LOOSER times as high.
+        rates: Highest rate of a cluster at a step.
+        loose: The same at the steps of REPORTED with all limits LOOSER times as high.
         per_seed: The same in setting `published`, on each seed alone.
-        optimum: Cheapest Splitwise-HH for coding at CODING_RATE_PER_S, by rung.
-        division: Counts and rate of a layout divided anew, by layout, workload and rung.
-        fast: Rate of the unsplit cluster and counts that match it, by rung.
-        batch: Requests/s from a backlog, by case and rung up to the default's (arrivals do not matter then).
+        optimum: Cheapest Splitwise-HH for coding at CODING_RATE_PER_S, by step.
+        division: Counts and rate of a layout divided anew, by layout, workload and step.
+        fast: Rate of the unsplit cluster and counts that match it, by step.
+        batch: Requests/s from a backlog, by case and step up to the default's (arrivals do not matter then).
         drawn_w: Power drawn by CAP_CASES at CAP_RATE_PER_S.
         questions: Simulations that were run.
     """
@@ -96,14 +96,14 @@ class Findings:
     questions: int = 0
 
     def ablated_steps(self, case: Case) -> dict[AblationStep, float]:
-        """Return the highest rate of a cluster at every rung."""
+        """Return the highest rate of a cluster at every step."""
         return {
             ablation_step: self.rates[case, self._effective(case.layout, case.model, ablation_step)]
             for ablation_step in AblationStep
         }
 
-    def batch_ladder(self, case: Case) -> dict[AblationStep, float]:
-        """Return the requests/s from a backlog at every rung up to the default's."""
+    def batch_steps(self, case: Case) -> dict[AblationStep, float]:
+        """Return the requests/s from a backlog at every step up to the default's."""
         ablation_steps = [ablation_step for ablation_step in AblationStep if ablation_step <= DEFAULT]
         return {
             ablation_step: self.batch[case, self._effective(case.layout, case.model, ablation_step)]
@@ -111,7 +111,7 @@ class Findings:
         }
 
     def optima(self) -> dict[AblationStep, Counts]:
-        """Return the cheapest Splitwise-HH at every rung."""
+        """Return the cheapest Splitwise-HH at every step."""
         return {
             ablation_step: self.optimum[self._effective("HH", BLOOM, ablation_step)] for ablation_step in AblationStep
         }
@@ -149,14 +149,14 @@ PAPER_OPTIMUM_CASE = Case("HH", PAPER_OPTIMUM, CODING)
 
 
 def ablation_step_of(bench: Bench, layout: str, model: str, ablation_step: AblationStep) -> AblationStep:
-    """Return the last rung up to this one that changes anything for a layout and a model."""
+    """Return the last step up to this one that changes anything for a layout and a model."""
     served = bench.stock.models[model]
     grouped = served.kv_heads < served.query_heads
     return effective(ablation_step, split=len(LAYOUTS[layout]) == 2, grouped=grouped)
 
 
 def ablation_steps_of(bench: Bench, layout: str, model: str) -> list[AblationStep]:
-    """Return the rungs that change something for a layout and a model."""
+    """Return the steps that change something for a layout and a model."""
     return sorted({ablation_step_of(bench, layout, model, ablation_step) for ablation_step in AblationStep})
 
 

@@ -1,4 +1,4 @@
-"""The published study and ours as one HTML file: tables side by side, why they differ, and the ladder drawn."""
+"""The published study and ours as one HTML file: tables with both, why they differ, and the ablation drawn."""
 
 from collections.abc import Callable, Mapping
 from html import escape
@@ -85,27 +85,27 @@ def _cells(row: StudyRow) -> list[Cell]:
     return [row.what, published, *ours]
 
 
-def _ablation_table(climbed: Mapping[str, Mapping[AblationStep, float]]) -> Markup:
+def _ablation_table(series: Mapping[str, Mapping[AblationStep, float]]) -> Markup:
     rows: list[list[Cell]] = [
         [
             ablation_step.label,
             *(
                 Value(ablated_steps[ablation_step], f"{ablated_steps[ablation_step]:.1f}")
-                for ablated_steps in climbed.values()
+                for ablated_steps in series.values()
             ),
         ]
         for ablation_step in AblationStep
     ]
-    return table(("requests/s held", *climbed), rows)
+    return table(("requests/s held", *series), rows)
 
 
 def _drawn_ablations(found: Findings) -> Markup:
-    climbed = ablations(found)
+    series = ablations(found)
     entries = []
-    for workload in dict.fromkeys(name.rpartition(", ")[2] for name in climbed):
-        own = {name: ablated_steps for name, ablated_steps in climbed.items() if name.endswith(f", {workload}")}
+    for workload in dict.fromkeys(name.rpartition(", ")[2] for name in series):
+        own = {name: ablated_steps for name, ablated_steps in series.items() if name.endswith(f", {workload}")}
         caption = f"{workload.capitalize()}: what 40 DGX-H100 hold, each correction on top of those above it."
-        svg = inline_svg(f"ladder-{workload}", escape(caption), _ablation_panel(workload, own))
+        svg = inline_svg(f"ablation-{workload}", escape(caption), _ablation_panel(workload, own))
         entries.append(Drawing(Markup(svg), caption))
     return drawings(entries)
 

@@ -41,14 +41,14 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRow:
-    """A figure of the study beside its published one.
+    """A figure of the study with its published one.
 
     Attributes:
         what: What it is of.
         published: The published figure.
-        ours: By rung, those of REPORTED that were looked at.
+        ours: By step, those of REPORTED that were looked at.
         why: Where the differences come from, each part a sentence.
-        ablated_steps: The figure at every rung where all were looked at.
+        ablated_steps: The figure at every step where all were looked at.
     """
 
     what: str
@@ -62,7 +62,7 @@ def rate_row(found: Findings, case: Case, published: PublishedFigure = NOTHING, 
     """Return the row of the highest rate that a cluster holds."""
     ablated_steps = found.ablated_steps(case)
     step = RERUN_STEP_PER_S if published.tag == "R" else 0.0
-    beside = beside_paper(published, ablated_steps[AblationStep.PUBLISHED], found.per_seed.get(case, ()), step)
+    difference = beside_paper(published, ablated_steps[AblationStep.PUBLISHED], found.per_seed.get(case, ()), step)
     return StudyRow(
         what=case.name,
         published=published,
@@ -71,7 +71,7 @@ def rate_row(found: Findings, case: Case, published: PublishedFigure = NOTHING, 
             for ablation_step in REPORTED
         },
         why=reasons_of(
-            beside if compared else "",
+            difference if compared else "",
             to_default(ablated_steps),
             bursty(ablated_steps),
             sensitive(found, _rate, case),
@@ -100,18 +100,18 @@ def ratio_row(found: Findings, case: Case, base: Case, published: PublishedFigur
 def divided_row(found: Findings, case: Case) -> StudyRow:
     """Return the row of a layout's best counts within the same power."""
     ablated_steps = found.ablated_steps(case)
-    cells, told = {}, []
+    cells, gains = {}, []
     for ablation_step in STEADY:
         if (case.layout, case.workload, ablation_step) not in found.division:
             continue
         counts, rate = found.division[case.layout, case.workload, ablation_step]
         cells[ablation_step] = Cell(rate, f"{rate:.1f} ({pool_text(counts)})")
         gain = rate / ablated_steps[ablation_step] - 1 if ablated_steps[ablation_step] else float("inf")
-        told.append(f"{'by default' if ablation_step == DEFAULT else 'published setting'} {signed(gain)}")
+        gains.append(f"{'by default' if ablation_step == DEFAULT else 'published setting'} {signed(gain)}")
     return StudyRow(
         what=f"{named(case.layout, ())}, divided anew",
         ours=cells,
-        why=(f"against {pool_text(case.counts)}: {', '.join(told)}",),
+        why=(f"against {pool_text(case.counts)}: {', '.join(gains)}",),
     )
 
 
@@ -122,14 +122,14 @@ def computed_row(
     share = taken_of(found, layout, counts, measure) / taken_of(found, "H100", (40,), measure) - 1
     by_name = taken(found.bench.stock, layout, counts, measure) / taken(found.bench.stock, "H100", (40,), measure) - 1
     cell = Cell(share, signed(share))
-    told = f"the paper's own {'prices' if measure == Measure.COST else 'relative powers'} give {signed(share)}"
+    text = f"the paper's own {'prices' if measure == Measure.COST else 'relative powers'} give {signed(share)}"
     if measure == Measure.POWER:
-        told += f", the nameplates {signed(by_name)}"
+        text += f", the nameplates {signed(by_name)}"
     return StudyRow(
         what=f"{measure} of {named(layout, counts)} against Baseline-H100 40",
         published=published,
         ours=dict.fromkeys(REPORTED, cell),
-        why=(told,),
+        why=(text,),
     )
 
 
@@ -152,12 +152,12 @@ def to_default(ablated_steps: Mapping[AblationStep, float]) -> str:
 
 def bursty(ablated_steps: Mapping[AblationStep, float]) -> str:
     """Return what real burstiness does to the default's figure, "" where that is little."""
-    told = why_bursty(ablated_steps)
-    return f"then {told}" if told else ""
+    text = why_bursty(ablated_steps)
+    return f"then {text}" if text else ""
 
 
 def beside_prose(share: float, published: PublishedFigure) -> str:
-    """Return a change as of setting `published` beside the paper's, "" where the paper has none."""
+    """Return a change as of setting `published` with the paper's, "" where the paper has none."""
     return f"published setting {signed(share)} where the paper has {published.text}" if published.tag else ""
 
 
@@ -171,7 +171,7 @@ def sensitive(found: Findings, shown: Callable[[float], str], *cases: Case) -> s
         shown: How the figure reads.
         cases: The cluster, and perhaps the one whose rate it is divided by.
     """
-    if not any(_hangs(found, case) for case in cases):
+    if not any(_is_sensitive(found, case) for case in cases):
         return ""
     looser = [{ablation_step: found.loose[case, ablation_step] for ablation_step in REPORTED} for case in cases]
     figures = looser[0] if len(cases) == 1 else quotients(looser[0], looser[1])
@@ -179,7 +179,7 @@ def sensitive(found: Findings, shown: Callable[[float], str], *cases: Case) -> s
     return f"is sensitive: with limits {100 * (LOOSER - 1):.0f} % looser the three are {texts}"
 
 
-def _hangs(found: Findings, case: Case) -> bool:
+def _is_sensitive(found: Findings, case: Case) -> bool:
     ablated_steps = found.ablated_steps(case)
     jumps = [abs(one.share) for one in changes(ablated_steps) if one.ablation_step in _SMALL]
     return max(jumps) > _MUCH or any(
@@ -188,7 +188,7 @@ def _hangs(found: Findings, case: Case) -> bool:
 
 
 def quotients(above: Mapping[AblationStep, float], below: Mapping[AblationStep, float]) -> dict[AblationStep, float]:
-    """Return one ladder over another, rung by rung."""
+    """Return one ablation over another, step by step."""
     return {
         ablation_step: above[ablation_step] / below[ablation_step] if below[ablation_step] else float("inf")
         for ablation_step in above
