@@ -189,6 +189,7 @@ class Rig:
     def call(self, path: str, body: Any = None, **given: Any) -> Call:
         """Send a request; GET without a body."""
         raw = body if isinstance(body, bytes | list) or body is None else json.dumps(body).encode()
+        given["headers"] = {"Content-Type": "application/json", "Host": "localhost:8000"} | (given.get("headers") or {})
         return Call(self.app, "GET" if body is None else "POST", path, raw, **given)
 
     def complete(self, prompt: Any = "hello", **fields: Any) -> Call:

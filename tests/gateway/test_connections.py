@@ -227,6 +227,34 @@ def test_joining_needs_a_key_or_this_host() -> None:
     play(scenario())
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": ""}, 415),
+        ({"Origin": "http://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "elsewhere.example"}, 403),
+        ({"Host": "10.0.0.9:8000"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+    ],
+)
+def test_a_web_page_cannot_join(sent: dict[str, str], status: int) -> None:
+    """A page in a browser on this host would join as a machine, and get the prompts of all clients."""
+
+    async def scenario() -> None:
+        async with Rig() as rig:
+            facts = rig.worker("x").snapshot(home="decode")
+            call = await rig.call("/workers", {"url": "http://x", "facts": facts}, headers=sent).answer()
+            assert call.status == status
+            joined = {machine.name for machine in rig.gateway.dispatcher.registry.connected()}
+            assert ("x" in joined) == (status == 200)
+
+    play(scenario())
+
+
 def test_machines_learn_their_pool() -> None:
     """A machine would not know its pool, or get it again at every tick."""
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -231,6 +232,7 @@ class AdminPages:
                 raise wrong_key()
         elif request.client is None or not is_loopback(request.client.host):
             raise RequestError("machines of other hosts need a join key, and this gateway has none", status=403)
+        _refuse_browsers(request, needs_own_host=not join)
         announced = await self._object(request)
         machine = await self._gateway.workers.join(typed_field(announced, "url", str), announced.get("facts"))
         return JsonAnswer(200, {"name": machine.name, "epoch": machine.facts["epoch"]})
@@ -244,6 +246,34 @@ class AdminPages:
 
     async def _object(self, request: Request) -> dict[str, Any]:
         return json_object(await bounded_body(request.scope, request.receive, self._gateway.limits))
+
+
+def _refuse_browsers(request: Request, *, needs_own_host: bool) -> None:
+    """Refuse what a web page can make a browser send: as a machine, it would get the prompts of all clients.
+
+    A page of another site may post text without asking first, but not JSON. Its requests carry an Origin. Where its
+    name resolves to this host, the Host header still says its name. Machines send JSON, no Origin, and the address
+    they were given.
+
+    Args:
+        request: The announcement.
+        needs_own_host: Whether the Host header must name this host, as it does where no join key lets others in.
+
+    Raises:
+        RequestError: It looks like a browser's.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(f"content-type {kind[:80] or 'missing'}: machines send application/json", status=415)
+    if "origin" in request.headers:
+        raise RequestError("a web page announces no machine: there is an Origin header", status=403)
+    try:
+        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        host = ""
+    if needs_own_host and not is_loopback(host):
+        named = host[:80] or "missing"
+        raise RequestError(f"Host {named}: without a join key, machines join at a loopback address", status=403)
 
 
 def guarded(page: Page) -> Page:
