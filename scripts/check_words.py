@@ -16,14 +16,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 
 _NOUNS = "machine|pool|iteration|task|leg|worker|side|role|phase"
-_SENTENCES = {
+INSTEAD = {
     "(hang|hangs|hanging) on": "depend on",
     "from which (point )?on": "from N on, in a sentence of its own",
     "(hold|holds|held) (it |them )?against": "compare with",
     "for want of": "without, because there is no",
     "by its own word": "as it reports",
-}
-_TERMS = {
     f"prompt[ -]({_NOUNS})s?": "prefill",
     f"token[ -]({_NOUNS})s?": "decode",
     "(is|are|was|were|be|been) told": "learn, get; or say who reports it",
@@ -38,17 +36,8 @@ _TERMS = {
     "hunts?": "search",
     "hears?|heard|overheard": "receive, record",
 }
-INSTEAD = _SENTENCES | _TERMS
 """Regular expressions of whole words in lower case, and what to write instead; a space may be the end of a line."""
 
-_TOPICS = (
-    "gateway",
-    "planner",
-    "protocol",
-    "vllm",
-)
-LATER = dict.fromkeys([*(f"src/phasesplit/{topic}" for topic in _TOPICS), "ARCHITECTURE.md"], frozenset(_TERMS))
-"""Rules that the files below a path do not keep yet. Each goes when the identifiers have their new names."""
 EXPLAINED = ("STYLE.md", "docs/glossary.md", "scripts/check_words.py", "tests/test_style.py")
 """Files that name the words in order to explain them."""
 
@@ -102,7 +91,7 @@ def of_source(text: str) -> Iterator[Find]:
 
 
 def of_file(path: Path, name: str) -> list[Find]:
-    """Return the finds of a file by line, less those of rules that it need not keep.
+    """Return the finds of a file by line.
 
     Args:
         path: A Markdown page or Python source.
@@ -111,9 +100,7 @@ def of_file(path: Path, name: str) -> list[Find]:
     text = path.read_text(encoding="utf-8")
     if name in EXPLAINED or not _ANY.search(text.lower()):
         return []
-    kept = {rule for place, rules in LATER.items() if name.startswith(place) for rule in rules}
-    found = of_source(text) if path.suffix == ".py" else of_page(text)
-    return sorted({find for find in found if find.rule not in kept})
+    return sorted(set(of_source(text) if path.suffix == ".py" else of_page(text)))
 
 
 def project() -> list[Path]:

@@ -20,14 +20,14 @@ def test_error_is_what_the_source_says() -> None:
     """The error printed beside roofline results would not be the one measured on the four pairs."""
     errors = calibration_errors().values()
     assert len(errors) == 4
-    prompt = float(np.mean([error.prompt_mean for error in errors]))
-    token = float(np.mean([error.decode_mean for error in errors]))
-    assert prompt == pytest.approx(CALIBRATED_PREFILL_ERROR, abs=0.005)
-    assert token == pytest.approx(CALIBRATED_DECODE_ERROR, abs=0.005)
+    prefill = float(np.mean([error.prompt_mean for error in errors]))
+    decode = float(np.mean([error.decode_mean for error in errors]))
+    assert prefill == pytest.approx(CALIBRATED_PREFILL_ERROR, abs=0.005)
+    assert decode == pytest.approx(CALIBRATED_DECODE_ERROR, abs=0.005)
     assert max(error.prefill_worst for error in errors) < 0.55
     assert max(error.decode_worst for error in errors) < 0.50
     source = roofline_times(load_model("qwen3-32b"), load_machine("h200")).source
-    assert f"{CALIBRATED_PREFILL_ERROR:.0%} prompt, {CALIBRATED_DECODE_ERROR:.0%} token" in source
+    assert f"{CALIBRATED_PREFILL_ERROR:.0%} prefill, {CALIBRATED_DECODE_ERROR:.0%} decode" in source
 
 
 def test_large_prompts_are_bound_by_operations() -> None:

@@ -80,7 +80,7 @@ def roofline_times(
     return PhaseTimes(
         source=(
             f"roofline: efficiencies fitted on 4 measured pairs with a 2023 engine, mean error there"
-            f" {CALIBRATED_PREFILL_ERROR:.0%} prompt, {CALIBRATED_DECODE_ERROR:.0%} token;"
+            f" {CALIBRATED_PREFILL_ERROR:.0%} prefill, {CALIBRATED_DECODE_ERROR:.0%} decode;"
             f" overhead {overhead_per_layer_s * 1e6:g} us per layer, {_overhead_origin(overhead_per_layer_s)}"
         ),
         prefill_knots_tokens=prompt_tokens,
