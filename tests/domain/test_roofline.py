@@ -20,7 +20,7 @@ def test_error_is_what_the_source_says() -> None:
     """The error printed beside roofline results would not be the one measured on the four pairs."""
     errors = calibration_errors().values()
     assert len(errors) == 4
-    prefill = float(np.mean([error.prompt_mean for error in errors]))
+    prefill = float(np.mean([error.prefill_mean for error in errors]))
     decode = float(np.mean([error.decode_mean for error in errors]))
     assert prefill == pytest.approx(CALIBRATED_PREFILL_ERROR, abs=0.005)
     assert decode == pytest.approx(CALIBRATED_DECODE_ERROR, abs=0.005)

@@ -161,7 +161,7 @@ def test_own_profile_of_a_slice(tmp_path: Path) -> None:
 def test_the_roofline_s_error_on_slices_is_what_the_page_says() -> None:
     """docs/model.md would state another error of the roofline on slices than there is."""
     errors = {
-        f"{machine}/tp{degree}": (error.prompt_mean, error.decode_mean)
+        f"{machine}/tp{degree}": (error.prefill_mean, error.decode_mean)
         for (_, machine, degree), error in slice_errors().items()
     }
     assert errors == {

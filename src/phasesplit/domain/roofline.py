@@ -100,13 +100,13 @@ class PairError:
     """Relative error of the roofline on one measured pair of model and machine, over its measured points.
 
     Attributes:
-        prompt_mean: Mean over the prefill times.
+        prefill_mean: Mean over the prefill times.
         prefill_worst: Largest of them.
         decode_mean: Mean over the decode times.
         decode_worst: Largest of them.
     """
 
-    prompt_mean: float
+    prefill_mean: float
     prefill_worst: float
     decode_mean: float
     decode_worst: float
@@ -123,7 +123,7 @@ def calibration_error(model: Model, machine: Machine, measurements: Measurements
     _, once = np.unique(batches, axis=1, return_index=True)
     prompt = prompt[once]
     return PairError(
-        prompt_mean=float(prompt.mean()),
+        prefill_mean=float(prompt.mean()),
         prefill_worst=float(prompt.max()),
         decode_mean=float(token.mean()),
         decode_worst=float(token.max()),
