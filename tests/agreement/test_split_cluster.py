@@ -93,7 +93,7 @@ def require_nothing_held(running: Cluster) -> None:
 
 
 def machine_facts(running: Cluster) -> list[dict[str, Any]]:
-    """Return what the machines last said of themselves."""
+    """Return what the machines last said of themselves, in order of their names."""
     request = urllib.request.Request(running.url + "/admin/pools", headers={"Authorization": f"Bearer {ADMIN_KEY}"})  # noqa: S310 - our own process
     with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - our own process
         return [machine["facts"] for machine in sorted(json.load(answer)["machines"], key=lambda one: one["name"])]
@@ -129,13 +129,13 @@ def test_every_way_that_kv_takes(whole: Whole, admin_key: Path, way: str, option
     with cluster(*options, program=(ALTERED, way)) as split:
         found = asyncio.run(answers(split.url, ASKED[:FEW], at_once=16, seed=3))
         require_nothing_held(split)
-        prompt, token = machine_facts(split)
+        decode, prefill = machine_facts(split)
     require_equal(found, whole.answers(FEW), ASKED[:FEW])
-    sent = prompt["transfers"]
+    sent = prefill["transfers"]
     assert sent[mode] > FEW / 3
     assert mode == "layerwise" or not sent["layerwise"]
-    assert (token["evictions"] > 0) == ("--kv-memory" in options)
-    assert (prompt["kept_blocks"] > 0) == ("--prefix-cache" in options)
+    assert (decode["evictions"] > 0) == ("--kv-memory" in options)
+    assert (prefill["kept_blocks"] > 0) == ("--prefix-cache" in options)
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="the interpreted kernels take minutes for this model")

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from phasesplit import cli, report
+from phasesplit import cli
 from phasesplit.console.options import COMPILING
 from phasesplit.io.catalog import compare_sources
 from phasesplit.io.cluster_file import load_served_cluster
 from phasesplit.io.profile_schema import ProfileSpec
 from phasesplit.io.profiles import write_machine_file, write_profile_file
 from phasesplit.io.specs import load_machine, load_model, write_cluster
-from phasesplit.planner import plan_view, provision
+from phasesplit.planner import plan_view, provision, report
 from phasesplit.planner.documents import cluster_spec
 from phasesplit.planner.plan import Plan, PlanStep
 from phasesplit.planner.problem_file import read_problem
@@ -345,7 +345,7 @@ def test_an_interrupted_day_leaves_the_plan(call: Call, monkeypatch: pytest.Monk
 
 def test_a_rate_that_is_looked_for_has_its_day_bounded_too(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan for the highest rate would simulate a day without end."""
-    monkeypatch.setattr("phasesplit.planner.days.MOST_REQUESTS", 1_000)
+    monkeypatch.setattr("phasesplit.planner.days.MOST_REQUESTS_OF_A_DAY", 1_000)
     words = [word for word in SMALL if word not in ("--machines", "dgx-h100", "--rate", "4")]
     outcome = call("plan", *words, "--existing", "dgx-h100=2", "--quick", "--day")
     assert outcome.code == 0
